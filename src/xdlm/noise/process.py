@@ -1,0 +1,142 @@
+"""What every noise process can do, given nothing but its coefficients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from xdlm.structs import Bridge, Coefs, TokenValues, Vocab, align
+
+
+class NoiseProcess(ABC):
+    """`q_t(z | x) = alpha_t [z = x] + b_t(z)` with `sum_z b_t(z) = 1 - alpha_t`.
+
+    A process is its coefficients (`coefs`) and where they end (`terminal`). Everything here follows
+    from them: corruption, the prior, the bridge between two times, the posterior.
+
+    `special_ids` are the tokens that noise treats differently and that data never holds, the mask
+    first. A prediction must give them no probability.
+    """
+
+    vocab: Vocab
+    special_ids: tuple[int, ...]
+
+    #: Times between which the continuous-time loss is finite and is integrated; the steps from pure
+    #: noise to the upper end and from the lower end to the data are `objective.bound`'s.
+    time_range: ClassVar[tuple[float, float]] = (1e-3, 1.0)
+
+    @property
+    @abstractmethod
+    def has_uniform_noise(self) -> bool:
+        """Whether b is ever positive on ordinary tokens, so that losses need the sum S."""
+
+    @abstractmethod
+    def coefs(self, t: Tensor | float) -> Coefs:
+        """alpha, b and their derivatives at the times `t`, in float64."""
+
+    @abstractmethod
+    def terminal(self, like: Tensor | float) -> Coefs:
+        """Pure noise, alpha = 0: what a sampler starts from. Shaped and placed as `like`."""
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def corrupt(
+        self,
+        x: Tensor,
+        t: Tensor | float,
+        *,
+        generator: torch.Generator | None = None,
+        uniform: Tensor | None = None,
+    ) -> Tensor:
+        """Draw `z ~ q_t(. | x)`. One number in [0, 1) per position decides everything: below alpha
+        the token stays, the rest of the interval is the inverse distribution of b."""
+        return self.corrupt_with(self.coefs(_time(t, x)), x, _uniform(x, generator, uniform))
+
+    def corrupt_with(self, coefs: Coefs, x: Tensor, uniform: Tensor) -> Tensor:
+        alpha = align(coefs.alpha, x)
+        keep = uniform < alpha
+        rest = (uniform - alpha) / (1 - alpha).clamp_min(1e-300)
+        return torch.where(keep, x, self.draw_noise(coefs.b, rest))
+
+    def prior(
+        self,
+        shape: tuple[int, ...],
+        *,
+        generator: torch.Generator | None = None,
+        uniform: Tensor | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Draw `z_1` from pure noise."""
+        if device is None:
+            device = generator.device if generator is not None else "cpu"
+        where = uniform if uniform is not None else torch.empty(shape, device=device)
+        uniform = _uniform(where, generator, uniform)
+        return self.draw_noise(self.terminal(uniform.new_zeros(shape[:1])).b, uniform)
+
+    def draw_noise(self, b: TokenValues, uniform: Tensor) -> Tensor:
+        """A token from the law `b / sum(b)`, by inverting its distribution function.
+
+        The interval is laid out as the special tokens first, in order, then the ordinary ones.
+        """
+        n_ordinary = self.vocab.size - len(self.special_ids)
+        position = uniform * align(b.total(self.vocab.size), uniform)
+        start = torch.zeros_like(position)
+        token = torch.full_like(position, -1, dtype=torch.int64)
+        for i, token_id in enumerate(self.special_ids):
+            end = start + align(b.special[..., i], position)
+            token = torch.where((token < 0) & (position < end), token_id, token)
+            start = end
+        width = align(b.tok, position)
+        rank = ((position - start) / width.clamp_min(1e-300)).floor()
+        rank = rank.clamp(0, max(n_ordinary - 1, 0)).to(torch.int64)
+        for token_id in sorted(self.special_ids):
+            rank = rank + (rank >= token_id)
+        ordinary_possible = width > 0
+        # Rounding can push a position past the last special token when b leaves the rest no mass.
+        fallback = self.special_ids[-1] if self.special_ids else 0
+        rank = torch.where(ordinary_possible, rank, fallback)
+        return torch.where(token < 0, rank, token)
+
+    # -- between two times -----------------------------------------------------------------------
+
+    def bridge(self, s: Tensor | float | Coefs, t: Tensor | float | Coefs) -> Bridge:
+        """`alpha_ts = alpha_t / alpha_s` and `b_ts = b_t - alpha_ts b_s` for s < t."""
+        at_s = s if isinstance(s, Coefs) else self.coefs(s)
+        at_t = t if isinstance(t, Coefs) else self.coefs(t)
+        alpha_ts = at_t.alpha / at_s.alpha
+        # b_ts is non-negative; where the two terms cancel, rounding may leave a speck below zero.
+        b_ts = (at_t.b - at_s.b.scale(alpha_ts)).map(lambda v: v.clamp_min(0))
+        return Bridge(alpha_ts, b_ts)
+
+    def posterior(self, probs: Tensor, z: Tensor, s: Tensor | float, t: Tensor | float) -> Tensor:
+        """Dense `q(z_s = e | z_t = z, x ~ probs)`, [B, L, N], for inspection and tests:
+
+        `f_s(probs, e) (alpha_ts [e = z] + b_ts(z)) / f_t(probs, z)` (Lemma 2).
+        """
+        at_s, at_t = self.coefs(_time(s, z)), self.coefs(_time(t, z))
+        between = self.bridge(at_s, at_t)
+        probs = probs.double()
+        f_s = align(at_s.alpha, probs) * probs + at_s.b.dense(self.vocab.size)[..., None, :]
+        arrive = align(between.alpha, probs) * _one_hot(z, probs) + between.b.at(z)[..., None]
+        joint = f_s * arrive
+        return joint / joint.sum(-1, keepdim=True)
+
+
+def _one_hot(z: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter_(-1, z[..., None], 1.0)
+
+
+def _time(t: Tensor | float, x: Tensor) -> Tensor:
+    """Times as float64 on the device of `x`; a bare number holds for the whole batch."""
+    return torch.as_tensor(t, dtype=torch.float64, device=x.device).expand(
+        x.shape[:1] if not torch.is_tensor(t) or t.ndim == 0 else t.shape
+    )
+
+
+def _uniform(like: Tensor, generator: torch.Generator | None, given: Tensor | None) -> Tensor:
+    if given is not None:
+        return given
+    return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float64)

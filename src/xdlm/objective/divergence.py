@@ -1,0 +1,49 @@
+"""Scalar forms of the divergences, from four numbers per row and the process's coefficients.
+
+All arithmetic here is on [B, L] and in float64, since it costs nothing beside the vocabulary sums.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from xdlm.ops.rows import SOFTPLUS_THRESHOLD
+from xdlm.structs import Coefs, RowStats, align
+
+
+def marginal_kl(coefs: Coefs, stats: RowStats) -> Tensor:
+    """`KL( f(x, .) || f(x~, .) )`, summed over the vocabulary in closed form.
+
+    With b the noise on ordinary tokens and c = alpha/b,
+    `KL = alpha log((alpha + b)/(alpha p_x + b)) + b [log1p(c) - S]`; for b = 0 cross-entropy.
+    """
+    log_p_x = _log_prob(stats.logit_x, stats)
+    alpha, b = align(coefs.alpha, log_p_x), align(coefs.b_tok, log_p_x)
+    # In the dtype of S, so that for a certain prediction the two cancel to the last bit.
+    log_c = align(coefs.log_c, log_p_x).to(stats.S.dtype)
+    log_alpha, log_b = alpha.log(), b.log()
+    sharp = torch.logaddexp(log_alpha, log_b) - torch.logaddexp(log_alpha + log_p_x, log_b)
+    spread = F.softplus(log_c, threshold=SOFTPLUS_THRESHOLD).double() - stats.S.double()
+    return alpha * sharp + b * spread
+
+
+def log_ratio(coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, where: Tensor) -> Tensor:
+    """`log f(x, z) / f(x~, z)`, and 0 (with zero gradient) outside `where`."""
+    log_p_z = _log_prob(stats.logit_z, stats)
+    log_b = torch.where(where, coefs.b.at(z).log(), 0.0)
+    truth = torch.where(where, coefs.of((z == x).double(), z), 1.0).log()
+    model = torch.logaddexp(align(coefs.alpha, z).log() + log_p_z, log_b)
+    return torch.where(where, truth - model, 0.0)
+
+
+def rate_divergence(coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, where: Tensor) -> Tensor:
+    """`KL( f(x,.) || f(x~,.) ) + rho - 1 - log rho`, with rho = f(x, z)/f(x~, z); both parts >= 0."""
+    log_rho = log_ratio(coefs, stats, x, z, where)
+    divergence = marginal_kl(coefs, stats) + (torch.expm1(log_rho) - log_rho)
+    return torch.where(where, divergence, 0.0)
+
+
+def _log_prob(logit: Tensor, stats: RowStats) -> Tensor:
+    return logit - stats.lse

@@ -1,0 +1,41 @@
+"""Exact draws from softmax rows, one uniform number per row.
+
+Adding float32 Gumbel noise to logits starves the tail: 24-bit uniforms bound the noise, so tokens of
+probability below about 1e-7 hardly ever win. Here the distribution function is inverted with sums in
+float64 and a 53-bit uniform, so a token of probability p comes out with frequency p down to 1e-15.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BLOCK = 512
+
+
+def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one index per row of `logits` [R, V] (-inf = impossible) from `uniform` [R] in [0, 1).
+
+    Two levels: the sum of each block of the vocabulary picks a block, a running sum inside that
+    block picks the token, so that float64 is only ever held for R x V/512 and R x 512 numbers.
+    """
+    rows, size = logits.shape
+    work = torch.promote_types(logits.dtype, torch.float32)
+    weight = torch.exp(logits.to(work) - logits.amax(-1, keepdim=True).to(work))
+    padding = -size % _BLOCK
+    weight = torch.nn.functional.pad(weight, (0, padding)).view(rows, -1, _BLOCK)
+    block_cdf = weight.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = uniform.double()[:, None] * block_cdf[:, -1:]
+    block = _first_above(block_cdf, target)
+    before = torch.where(block > 0, block_cdf.gather(1, (block - 1).clamp_min(0)), 0.0)
+    inside = weight[torch.arange(rows, device=logits.device), block[:, 0]]
+    token_cdf = inside.double().cumsum(-1)
+    # The two levels add in different orders; keep the target inside the chosen block's own total.
+    within = torch.minimum(target - before, token_cdf[:, -1:] * (1 - 2.0**-52)).clamp_min(0)
+    token = _first_above(token_cdf, within)
+    return (block * _BLOCK + token)[:, 0]
+
+
+def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
+    """The first index at which `cdf` exceeds `target`: never one of zero probability."""
+    return torch.searchsorted(cdf, target, right=True).clamp_max(cdf.shape[-1] - 1)

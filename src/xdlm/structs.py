@@ -1,0 +1,153 @@
+"""Small frozen types that everything else speaks in. Depends on torch alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xdlm.errors import UserError
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """The state space of the diffusion: `size` states, the mask (if any) among them."""
+
+    size: int
+    mask_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise UserError(f"a vocabulary needs at least 2 states, got size={self.size}")
+        if self.mask_id is not None and not 0 <= self.mask_id < self.size:
+            raise UserError(
+                f"mask_id={self.mask_id} is outside the vocabulary 0..{self.size - 1} "
+                "(size counts the mask itself)"
+            )
+
+
+@dataclass(frozen=True)
+class TokenValues:
+    """A function of the token that has one value on ordinary tokens and one per special token.
+
+    `tok` is [...] and `special` is [..., S], in the order of `special_ids`. Noise levels, their
+    derivatives and the rates are all of this shape, so they are never held as vectors of size N.
+    """
+
+    tok: Tensor
+    special: Tensor
+    special_ids: tuple[int, ...]
+
+    def at(self, z: Tensor) -> Tensor:
+        """The value at each token of `z`, whose leading dimensions are those of `tok`."""
+        value = align(self.tok, z).expand(z.shape)
+        for i, token_id in enumerate(self.special_ids):
+            value = torch.where(z == token_id, align(self.special[..., i], z), value)
+        return value
+
+    def dense(self, size: int) -> Tensor:
+        """All `size` values side by side, [..., N]."""
+        everything = torch.arange(size, device=self.tok.device)
+        return self.at(everything.expand(*self.tok.shape, size))
+
+    def total(self, size: int) -> Tensor:
+        """The sum over all `size` tokens."""
+        return self.tok * (size - len(self.special_ids)) + self.special.sum(-1)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> TokenValues:
+        return TokenValues(fn(self.tok), fn(self.special), self.special_ids)
+
+    def _combine(self, other: TokenValues, op: Callable[[Tensor, Tensor], Tensor]) -> TokenValues:
+        assert self.special_ids == other.special_ids
+        return TokenValues(op(self.tok, other.tok), op(self.special, other.special), self.special_ids)
+
+    def __add__(self, other: TokenValues) -> TokenValues:
+        return self._combine(other, operator.add)
+
+    def __sub__(self, other: TokenValues) -> TokenValues:
+        return self._combine(other, operator.sub)
+
+    def scale(self, factor: Tensor) -> TokenValues:
+        """Every value times `factor`, which has the shape of `tok`."""
+        return TokenValues(self.tok * factor, self.special * factor[..., None], self.special_ids)
+
+
+@dataclass(frozen=True)
+class Coefs:
+    """`q_t(z | x) = alpha [z = x] + b(z)` at given times, and its time derivative; all float64."""
+
+    alpha: Tensor
+    b: TokenValues
+    d_alpha: Tensor
+    d_b: TokenValues
+
+    @property
+    def b_tok(self) -> Tensor:
+        return self.b.tok
+
+    @property
+    def b_mask(self) -> Tensor:
+        """b on the first special token: the mask. Zero where the vocabulary has none."""
+        return self.b.special[..., 0] if self.b.special_ids else torch.zeros_like(self.alpha)
+
+    @property
+    def d_b_tok(self) -> Tensor:
+        return self.d_b.tok
+
+    @property
+    def d_b_mask(self) -> Tensor:
+        return self.d_b.special[..., 0] if self.d_b.special_ids else torch.zeros_like(self.alpha)
+
+    @property
+    def log_c(self) -> Tensor:
+        """log(alpha / b) on ordinary tokens, and -inf where b = 0 (no sum over the vocabulary)."""
+        noisy = self.b.tok > 0
+        safe = torch.where(noisy, self.b.tok, 1.0)
+        return torch.where(noisy, self.alpha.log() - safe.log(), -torch.inf)
+
+    @property
+    def rate(self) -> TokenValues:
+        """`b'(z) - (alpha'/alpha) b(z)`: how fast probability flows into z."""
+        return self.d_b - self.b.scale(self.d_alpha / self.alpha)
+
+    def of(self, p: Tensor, z: Tensor) -> Tensor:
+        """`f(p, z) = alpha p_z + b(z)` for the probability p_z that a distribution gives z."""
+        return align(self.alpha, z) * p + self.b.at(z)
+
+    def index(self, rows: Tensor) -> Coefs:
+        """The coefficients of some of the batch entries, for rows gathered from a batch."""
+        take = operator.itemgetter(rows)
+        return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
+
+
+class Bridge(NamedTuple):
+    """`q(z_t | z_s) = alpha [z_t = z_s] + b(z_t)` between two times s < t."""
+
+    alpha: Tensor
+    b: TokenValues
+
+
+class RowStats(NamedTuple):
+    """All that a loss needs to know of a row of logits; each field has the shape of the rows.
+
+    `lse` = logsumexp of the logits over ordinary tokens, `logit_x` and `logit_z` the logits of the
+    clean and of the noisy token (-inf where that token is special), and
+    `S = sum_e softplus(logit_e - lse + log c) = sum_e log1p(c p_e)`.
+
+    The first three are float64, since log p = logit - lse would lose to cancellation what the
+    logits' own rounding leaves; S has the dtype in which the vocabulary was summed.
+    """
+
+    lse: Tensor
+    logit_x: Tensor
+    logit_z: Tensor
+    S: Tensor
+
+
+def align(value: Tensor, z: Tensor) -> Tensor:
+    """Append dimensions to a per-batch value until it broadcasts against `z`."""
+    return value.reshape(value.shape + (1,) * (z.ndim - value.ndim))

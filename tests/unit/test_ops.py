@@ -1,0 +1,183 @@
+"""Row statistics (chunked against eager), exact draws, counter-based randomness."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xdlm import UserError, Vocab
+from xdlm.noise import Masked, Mixed
+from xdlm.objective import nelbo_of_stats, row_log_c
+from xdlm.ops import Stream, categorical, chunked, row_stats, uniform
+from xdlm.ops.counter import philox
+
+
+def head_inputs(rows: int, width: int, vocab: int, mask_id: int, dtype, *, bias: bool = True):
+    generator = torch.Generator().manual_seed(rows * vocab)
+    hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab, width, generator=generator, dtype=torch.float64)
+    offset = torch.randn(vocab, generator=generator, dtype=torch.float64) if bias else None
+    x = torch.randint(0, vocab - 1, (rows,), generator=generator)
+    x = x + (x >= mask_id)
+    z = torch.where(torch.rand(rows, generator=generator) < 0.4, mask_id, x.roll(1))
+    leaves = [v.to(dtype).requires_grad_() for v in (hidden, weight, offset) if v is not None]
+    return leaves[0], leaves[1], leaves[2] if bias else None, x, z
+
+
+def loss_and_grads(impl: str, hidden, weight, bias, x, z, process, t: float):
+    coefs = process.coefs(torch.full(x.shape, t, dtype=torch.float64))
+    stats = row_stats(
+        hidden, weight, bias, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids,
+        impl=impl,
+    )  # fmt: skip
+    loss = nelbo_of_stats(coefs, stats, x, z).sum()
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    return [*stats, loss, *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize(("rows", "width", "vocab", "mask_id"), [
+    (1, 3, 7, 0), (13, 5, 31, 17), (37, 8, 101, 100), (64, 16, 513, 256),
+])  # fmt: skip
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
+def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k) -> None:
+    monkeypatch.setattr(chunked, "_CHUNK_ELEMENTS", 5 * vocab)  # several ragged chunks
+    process = Mixed(Vocab(vocab, mask_id), k=k)
+    inputs = head_inputs(rows, width, vocab, mask_id, torch.float64, bias=bias)
+    reference = loss_and_grads("eager", *inputs, process, 0.4)
+    for ours, theirs in zip(
+        loss_and_grads("chunked", *inputs, process, 0.4), reference, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunked_is_as_close_to_float64_as_eager(dtype) -> None:
+    process = Mixed(Vocab(1023, 511), k=0.1)
+    hidden, weight, bias, x, z = head_inputs(50, 32, 1023, 511, dtype)
+    wide = [v.detach().double().requires_grad_() for v in (hidden, weight, bias)]
+    exact = loss_and_grads("eager", *wide, x, z, process, 0.6)
+    eager = loss_and_grads("eager", hidden, weight, bias, x, z, process, 0.6)
+    chunks = loss_and_grads("chunked", hidden, weight, bias, x, z, process, 0.6)
+    for truth, slow, fast in zip(exact, eager, chunks, strict=True):
+        finite = truth.isfinite()
+        scale = truth[finite].norm() + 1e-12
+        slow_error = (slow.double() - truth)[finite].norm() / scale
+        fast_error = (fast.double() - truth)[finite].norm() / scale
+        assert fast_error <= 2 * slow_error + 1e-7
+
+
+def test_masked_needs_no_vocabulary_sum() -> None:
+    process = Masked(Vocab(31, 17))
+    hidden, weight, bias, x, z = head_inputs(13, 5, 31, 17, torch.float32)
+    assert row_log_c(process, process.coefs(0.5), x) is None
+    stats = row_stats(hidden, weight, bias, x, z, None, mask_id=17)
+    assert (stats.S == 0).all()
+    assert torch.isneginf(stats.logit_z[z == 17]).all()
+
+
+def test_leading_dimensions_are_kept() -> None:
+    hidden, weight, bias, x, z = head_inputs(12, 5, 31, 17, torch.float32)
+    log_c = torch.full((3, 4), 2.0)
+    for impl in ("eager", "chunked"):
+        stats = row_stats(
+            hidden.view(3, 4, 5), weight, bias, x.view(3, 4), z.view(3, 4), log_c, mask_id=17,
+            impl=impl,
+        )  # fmt: skip
+        assert all(field.shape == (3, 4) for field in stats)
+
+
+def test_unknown_impl_is_named() -> None:
+    hidden, weight, bias, x, z = head_inputs(2, 5, 31, 17, torch.float32)
+    with pytest.raises(UserError, match="did you mean 'chunked'"):
+        row_stats(hidden, weight, bias, x, z, None, mask_id=17, impl="chunkd")  # type: ignore
+
+
+def test_philox_known_answers() -> None:
+    """The first and last vectors of the reference implementation's known-answer file (kat_vectors)."""
+    cases = [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ]
+    for counter, key, expected in cases:
+        words = philox(tuple(torch.tensor([c]) for c in counter), key)  # type: ignore[arg-type]
+        assert tuple(int(w) for w in words) == expected
+
+
+def test_uniform_is_a_pure_function_of_its_arguments() -> None:
+    sample, position = torch.arange(64)[:, None], torch.arange(50)[None]
+    whole = uniform(3, Stream.CORRUPT, sample, position, step=9)
+    part = uniform(3, Stream.CORRUPT, sample[20:30], position[:, 5:], step=9)
+    assert torch.equal(whole[20:30, 5:], part)
+    assert whole.unique().numel() == whole.numel()
+    for other in (
+        uniform(4, Stream.CORRUPT, sample, position, step=9),
+        uniform(3, Stream.NOISE, sample, position, step=9),
+        uniform(3, Stream.CORRUPT, sample, position, step=10),
+        uniform(3, Stream.CORRUPT, sample + (1 << 33), position, step=9),
+        uniform(3 + (1 << 40), Stream.CORRUPT, sample, position, step=9),
+    ):
+        assert (whole == other).sum() == 0
+
+
+def test_uniform_is_uniform() -> None:
+    u = uniform(0, Stream.TOKEN, torch.arange(200)[:, None], torch.arange(500)[None])
+    assert u.dtype == torch.float64
+    assert 0 <= u.min() and u.max() < 1
+    counts = torch.histc(u, bins=50, min=0, max=1)
+    chi_square = ((counts - 2000) ** 2 / 2000).sum()
+    assert 20 < chi_square < 95  # 49 degrees of freedom: mean 49, standard deviation 9.9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_uniform_is_the_same_on_the_gpu() -> None:
+    sample, position = torch.arange(64)[:, None], torch.arange(1000)[None]
+    here = uniform(11, Stream.BRANCH, sample, position, step=5)
+    there = uniform(11, Stream.BRANCH, sample.cuda(), position.cuda(), step=5)
+    assert torch.equal(here, there.cpu())
+
+
+def test_categorical_follows_the_softmax() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 1200, generator=generator) * 2
+    logits[0, 7] = -torch.inf
+    draws = 200_000
+    u = torch.rand(draws, generator=generator, dtype=torch.float64)
+    drawn = torch.cat([categorical(logits.expand(1000, -1), part) for part in u.split(1000)])
+    expected = logits[0].double().softmax(-1)
+    seen = torch.bincount(drawn, minlength=1200).double() / draws
+    assert seen[7] == 0
+    z_scores = (seen - expected) / (expected * (1 - expected) / draws).sqrt()
+    assert z_scores[expected > 0].abs().max() < 5.5
+
+
+def test_tail_of_the_categorical_draw() -> None:
+    """A token of probability 1e-7 must own an interval of length 1e-7, not a multiple of 2^-24.
+
+    Walking the uniforms over a fine grid around the tail measures the interval itself, so the test
+    is exact: no waiting for ten million draws.
+    """
+    vocab, p = 1500, 1e-7
+    for tail in (0, 700, 1499):
+        logits = torch.full((vocab,), torch.log(torch.tensor((1 - p) / (vocab - 1))).item())
+        logits[tail] = torch.log(torch.tensor(p, dtype=torch.float64)).float()
+        start = tail * (1 - p) / (vocab - 1)
+        grid = start + torch.linspace(-5 * p, 6 * p, 11_001, dtype=torch.float64)
+        grid = grid[(grid >= 0) & (grid < 1)]
+        drawn = categorical(logits.expand(len(grid), -1), grid)
+        width = (drawn == tail).double().sum() * (11 * p / 11_000)
+        assert abs(width / p - 1) < 2e-3
+
+
+def test_categorical_never_draws_what_is_impossible() -> None:
+    logits = torch.full((3, 600), -torch.inf)
+    logits[0, 5] = logits[1, 599] = logits[2, 300] = 0.0
+    for u in (0.0, 0.5, 1 - 2.0**-53):
+        drawn = categorical(logits, torch.full((3,), u, dtype=torch.float64))
+        assert drawn.tolist() == [5, 599, 300]
