@@ -116,13 +116,18 @@ class NoiseProcess(ABC):
 
         `f_s(probs, e) (alpha_ts [e = z] + b_ts(z)) / f_t(probs, z)` (Lemma 2).
         """
-        at_s, at_t = self.coefs(_time(s, z)), self.coefs(_time(t, z))
+        return self.posterior_between(probs, z, self.coefs(_time(s, z)), self.coefs(_time(t, z)))
+
+    def posterior_between(self, probs: Tensor, z: Tensor, at_s: Coefs, at_t: Coefs) -> Tensor:
+        """`posterior` between given coefficients; `at_t` may be the terminal ones."""
         between = self.bridge(at_s, at_t)
         probs = probs.double()
         f_s = align(at_s.alpha, probs) * probs + at_s.b.dense(self.vocab.size)[..., None, :]
         arrive = align(between.alpha, probs) * _one_hot(z, probs) + between.b.at(z)[..., None]
         joint = f_s * arrive
-        return joint / joint.sum(-1, keepdim=True)
+        total = joint.sum(-1, keepdim=True)
+        # A token that is surely not noise stays, even where the prediction gives it no probability.
+        return torch.where(total > 0, joint / total, _one_hot(z, probs))
 
 
 def _one_hot(z: Tensor, like: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
     block picks the token, so that float64 is only ever held for R x V/512 and R x 512 numbers.
     """
     rows, size = logits.shape
+    if rows == 0:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     work = torch.promote_types(logits.dtype, torch.float32)
     weight = torch.exp(logits.to(work) - logits.amax(-1, keepdim=True).to(work))
     padding = -size % _BLOCK

@@ -1,0 +1,46 @@
+"""What a denoiser is: a trunk that reads noisy tokens, and a linear head kept apart from it.
+
+The split is what makes losses and samplers fast: both run the head on the rows they need, never on
+all of them, and losses fuse it with their sums over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Denoiser(nn.Module, ABC):
+    """Predicts clean tokens from noisy ones."""
+
+    @abstractmethod
+    def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        """Hidden states [B, L, D] for tokens `z` [B, L] at times `t` [B] in [0, 1].
+
+        `label` [B] holds class ids; -1 stands for "no class".
+        """
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """[V, D]"""
+
+    @property
+    @abstractmethod
+    def head_bias(self) -> Tensor | None:
+        """[V] or None"""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [..., V] for any subset of hidden rows."""
+        bias = None if self.head_bias is None else self.head_bias.to(hidden.dtype)
+        return F.linear(hidden, self.head_weight.to(hidden.dtype), bias).float()
+
+    def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""
+        return self.head(self.trunk(z, t, label))
+
+    @property
+    def device(self):  # type: ignore[no-untyped-def]
+        return self.head_weight.device

@@ -1,0 +1,206 @@
+"""The ancestral sampler: from pure noise to data in a number of exact reverse steps.
+
+Its start and end are those of the likelihood bound: the first step leaves pure noise (alpha = 0) and
+the last, the final denoise, goes from the shortest time to the data. So `steps` steps cost at most
+`steps + 1` forward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from xdlm.errors import UserError, did_you_mean
+from xdlm.models import Denoiser
+from xdlm.noise import NoiseProcess
+from xdlm.ops import Stream, categorical, forbid, uniform
+from xdlm.sampling.filters import Filter
+from xdlm.sampling.step import StepUniforms, apply_plan, decide_rows, plan_step
+from xdlm.sampling.trajectory import Trajectory
+from xdlm.structs import Coefs
+
+Impl = Literal["thinned", "dense"]
+Last = Literal["sample", "argmax"]
+
+#: Logits held at a time when the head runs on gathered rows.
+_HEAD_ELEMENTS = 1 << 25
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """How to sample."""
+
+    steps: int = 32
+    """Number of reverse steps before the final denoise."""
+    filter: Filter = field(default_factory=Filter)
+    """Temperature and nucleus, applied to every prediction."""
+    last: Last = "sample"
+    """How the final denoise picks tokens."""
+    impl: Impl = "thinned"
+    """"thinned" runs the model where it is needed; "dense" is its slow twin."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UserError(f"sampling needs at least 1 step, got {self.steps}")
+        for value, known in ((self.last, get_args(Last)), (self.impl, get_args(Impl))):
+            if value not in known:
+                raise UserError(f"unknown sampler option '{value}'{did_you_mean(value, known)}")
+
+
+class Leg(NamedTuple):
+    """One step of the time grid: from coefficients at t to those at s, and the two times."""
+
+    at_t: Coefs
+    at_s: Coefs
+    t: float
+    s: float
+    last: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The result of a run. `nfe` counts forward passes per sequence, [B]."""
+
+    tokens: Tensor
+    nfe: Tensor
+    head_rows: int
+    trajectory: Trajectory | None
+
+
+def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
+    """`steps` equal legs from pure noise at t = 1 down to t_min, then the one to the data."""
+    t_min = process.time_range[0]
+    marks = [1 + (t_min - 1) * i / steps for i in range(steps + 1)] + [0.0]
+    zero = torch.zeros_like(like, dtype=torch.float64)
+    at_t = process.terminal(zero)
+    for i, (t, s) in enumerate(zip(marks, marks[1:], strict=False)):
+        at_s = process.coefs(zero + s)
+        yield Leg(at_t, at_s, t, s, last=i == steps)
+        at_t = at_s
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    process: NoiseProcess,
+    *,
+    batch: int,
+    length: int,
+    config: SamplerConfig | None = None,
+    seed: int = 0,
+    first_index: int = 0,
+    given: Tensor | None = None,
+    frozen: Tensor | None = None,
+    label: Tensor | None = None,
+    record: bool = False,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Sample:
+    """Draw `batch` sequences of `length` tokens.
+
+    Positions where `frozen` [B, L] holds keep the tokens of `given` [B, L] throughout, under every
+    noise type. Sequence i is a pure function of (seed, first_index + i): batches of any size give
+    the same sequences up to the model's own rounding.
+    """
+    config = config if config is not None else SamplerConfig()
+    device = denoiser.head_weight.device
+    index = (first_index + torch.arange(batch, device=device))[:, None]
+    position = torch.arange(length, device=device)[None]
+
+    def draw(stream: Stream, step: int) -> Tensor:
+        return uniform(seed, stream, index, position, step)
+
+    z = process.prior((batch, length), uniform=draw(Stream.PRIOR, 0))
+    free = None
+    if frozen is not None:
+        if given is None or given.shape != z.shape or frozen.shape != z.shape:
+            raise UserError(f"given and frozen must both have shape {tuple(z.shape)}")
+        frozen, free = frozen.to(device), ~frozen.to(device)
+        z = torch.where(frozen, given.to(device), z)
+    step_fn = _thinned_step if config.impl == "thinned" else _dense_step
+    frames, times = [z], [1.0]
+    nfe, head_rows = torch.zeros(batch, dtype=torch.int64), 0
+    for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
+        uniforms = StepUniforms(
+            *(draw(stream, i) for stream in
+              (Stream.BRANCH, Stream.ACCEPT, Stream.TOKEN, Stream.NOISE))
+        )  # fmt: skip
+        argmax = leg.last and config.last == "argmax"
+        reshape = replace(config.filter, temperature=0.0) if argmax else config.filter
+        z, evaluated, rows = step_fn(denoiser, process, leg, z, free, label, uniforms, reshape)
+        nfe += evaluated.cpu()
+        head_rows += rows
+        if record:
+            frames.append(z)
+            times.append(leg.s)
+        if on_step is not None:
+            on_step(i + 1, config.steps + 1)
+    path = None
+    if record:
+        path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
+    return Sample(z, nfe, head_rows, path)
+
+
+def _thinned_step(
+    denoiser: Denoiser,
+    process: NoiseProcess,
+    leg: Leg,
+    z: Tensor,
+    free: Tensor | None,
+    label: Tensor | None,
+    uniforms: StepUniforms,
+    reshape: Filter,
+) -> tuple[Tensor, Tensor, int]:
+    """Next state, which sequences went through the trunk, and how many rows through the head."""
+    plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, free)
+    needs_head = plan.needs_head
+    evaluated = needs_head.any(1)
+    rows = needs_head.nonzero(as_tuple=True)
+    is_noise, drawn = (torch.empty(0, device=z.device) for _ in range(2))
+    if rows[0].numel():
+        active = evaluated.nonzero()[:, 0]
+        hidden = denoiser.trunk(
+            z[active], torch.full_like(active, leg.t, dtype=torch.float32),
+            None if label is None else label[active],
+        )  # fmt: skip
+        hidden = hidden[needs_head[active]]
+        parts = [
+            decide_rows(leg.at_t.index(rows[0][part]), logits, z[rows][part],
+                        uniforms.accept[rows][part], uniforms.token[rows][part])
+            for part, logits in _head_in_parts(denoiser, process, hidden, reshape)
+        ]  # fmt: skip
+        is_noise, drawn = (torch.cat(column) for column in zip(*parts, strict=True))
+    z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, is_noise, drawn)
+    return z, evaluated, rows[0].numel()
+
+
+def _head_in_parts(
+    denoiser: Denoiser, process: NoiseProcess, hidden: Tensor, reshape: Filter
+) -> Iterator[tuple[slice, Tensor]]:
+    """Reshaped logits of gathered rows, so many at a time that they never fill the memory."""
+    size = max(1, _HEAD_ELEMENTS // process.vocab.size)
+    for start in range(0, len(hidden), size):
+        part = slice(start, start + size)
+        yield part, reshape(forbid(denoiser.head(hidden[part]), process.special_ids))
+
+
+def _dense_step(
+    denoiser: Denoiser,
+    process: NoiseProcess,
+    leg: Leg,
+    z: Tensor,
+    free: Tensor | None,
+    label: Tensor | None,
+    uniforms: StepUniforms,
+    reshape: Filter,
+) -> tuple[Tensor, Tensor, int]:
+    """The slow twin: every row through the head, the whole posterior in float64, one draw from it."""
+    t = torch.full(z.shape[:1], leg.t, device=z.device)
+    logits = reshape(forbid(denoiser(z, t, label), process.special_ids))
+    posterior = process.posterior_between(logits.double().softmax(-1), z, leg.at_s, leg.at_t)
+    drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
+    after = drawn if free is None else torch.where(free, drawn, z)
+    return after, torch.ones(len(z), dtype=torch.bool, device=z.device), z.numel()

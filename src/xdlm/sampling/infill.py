@@ -1,0 +1,35 @@
+"""Templates for infilling: text with holes."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from xdlm.errors import UserError
+
+_HOLE = re.compile(r"<mask(?::(\d+))?>")
+
+
+class Piece(NamedTuple):
+    """A stretch of a template: text to keep, or a hole of so many tokens."""
+
+    text: str
+    hole: int
+
+
+def parse_template(template: str) -> list[Piece]:
+    """`"The <mask:12> sat."` as pieces; `<mask>` is a hole of one token."""
+    pieces, end = [], 0
+    for match in _HOLE.finditer(template):
+        if match.start() > end:
+            pieces.append(Piece(template[end : match.start()], 0))
+        size = int(match[1]) if match[1] is not None else 1
+        if size < 1:
+            raise UserError(f"a hole must have at least one token, got '{match[0]}'")
+        pieces.append(Piece("", size))
+        end = match.end()
+    if end < len(template):
+        pieces.append(Piece(template[end:], 0))
+    if not any(piece.hole for piece in pieces):
+        raise UserError("the template has no hole: write <mask:8> where 8 tokens are to be filled in")
+    return pieces

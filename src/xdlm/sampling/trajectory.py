@@ -1,0 +1,58 @@
+"""What happened at each step of a sampling run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Change(IntEnum):
+    """What a position did in one step."""
+
+    NONE = 0
+    UNMASK = 1  # mask -> token
+    REFINE = 2  # token -> another token
+    REMASK = 3  # token -> mask
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """All states of a sampling run: `frames` [T+1, B, L], from pure noise to the sample.
+
+    `times` [T+1] are the diffusion times of the frames. `special_ids` are the tokens that count as
+    masks.
+    """
+
+    frames: Tensor
+    times: tuple[float, ...]
+    special_ids: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        return len(self.frames) - 1
+
+    def changes(self) -> Tensor:
+        """[T, B, L] of `Change` codes (uint8): what each position did in each step."""
+        masked = torch.zeros_like(self.frames, dtype=torch.bool)
+        for token_id in self.special_ids:
+            masked |= self.frames == token_id
+        before, after = masked[:-1], masked[1:]
+        moved = self.frames[:-1] != self.frames[1:]
+        code = torch.zeros_like(self.frames[1:], dtype=torch.uint8)
+        code[moved & before & ~after] = Change.UNMASK
+        code[moved & ~before & ~after] = Change.REFINE
+        code[moved & ~before & after] = Change.REMASK
+        return code
+
+    def counts(self) -> dict[Change, list[int]]:
+        """For each kind of change, how many positions made it at each step."""
+        code = self.changes().flatten(1)
+        kinds = (Change.UNMASK, Change.REFINE, Change.REMASK)
+        return {kind: (code == kind).sum(1).tolist() for kind in kinds}
+
+    def only(self, sample: int) -> Trajectory:
+        """The trajectory of one sequence of the batch."""
+        return Trajectory(self.frames[:, sample : sample + 1], self.times, self.special_ids)
