@@ -151,3 +151,11 @@ class RowStats(NamedTuple):
 def align(value: Tensor, z: Tensor) -> Tensor:
     """Append dimensions to a per-batch value until it broadcasts against `z`."""
     return value.reshape(value.shape + (1,) * (z.ndim - value.ndim))
+
+
+class Batch(NamedTuple):
+    """Clean data on its way into a loss. `index` numbers the samples globally: it keys their noise."""
+
+    tokens: Tensor
+    index: Tensor
+    label: Tensor | None = None

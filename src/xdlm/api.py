@@ -1,0 +1,214 @@
+"""A trained model as one object: sample, fill in, measure.
+
+    from xdlm import load
+
+    model = load("pocket")
+    print(model.sample(1, steps=32, seed=0).text[0])
+    print(model.infill("The <mask:12> sat on the mat.").text[0])
+    print(model.perplexity(["It was a dark night."]).value)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from xdlm.bundled import NAMES, bundled_folder
+from xdlm.config import RunConfig
+from xdlm.data import Rows, pack
+from xdlm.errors import UserError, did_you_mean
+from xdlm.evaluation import Likelihood, likelihood
+from xdlm.models import Denoiser, DiT
+from xdlm.noise import NoiseProcess
+from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
+from xdlm.sampling.ancestral import Impl, Last
+from xdlm.tokens import TextTokenizer
+from xdlm.training.checkpoint import (
+    MODEL,
+    RAW,
+    Checkpoint,
+    latest_checkpoint,
+    load_weights,
+    open_checkpoint,
+    save_checkpoint,
+)
+from xdlm.training.device import pick_device
+
+Weights = Literal["ema", "raw"]
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """Generated text. `nfe` is the largest number of forward passes that a sequence took."""
+
+    tokens: Tensor
+    text: list[str]
+    nfe: int
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class Model:
+    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on."""
+
+    denoiser: Denoiser
+    process: NoiseProcess
+    tokenizer: TextTokenizer
+    config: RunConfig
+    weights: str
+    step: int
+
+    @property
+    def length(self) -> int:
+        """Tokens in a row at training time."""
+        return self.config.data.length
+
+    def sample(
+        self,
+        n: int = 1,
+        *,
+        steps: int = 32,
+        length: int | None = None,
+        seed: int = 0,
+        prefix: str = "",
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        last: Last = "sample",
+        impl: Impl = "thinned",
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> TextSample:
+        """Draw `n` texts, each a pure function of (seed, its number); `prefix` is kept in front."""
+        length = self.length if length is None else length
+        if n < 1 or length < 1:
+            raise UserError(f"n and length must be at least 1, got n={n}, length={length}")
+        config = SamplerConfig(steps, Filter(temperature, top_p), last, impl)
+        ids = self.tokenizer.encode(prefix)
+        if len(ids) >= length:
+            raise UserError(f"the prefix has {len(ids)} tokens and leaves no room in {length}")
+        holes = [None] * (length - len(ids))
+        return self._sample(n, [*ids, *holes], config, seed, on_step)
+
+    def infill(
+        self,
+        template: str,
+        *,
+        n: int = 1,
+        steps: int = 32,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        last: Last = "sample",
+        impl: Impl = "thinned",
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> TextSample:
+        """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes."""
+        ids: list[int | None] = []
+        for piece in parse_template(template):
+            ids += [None] * piece.hole if piece.hole else self.tokenizer.encode(piece.text)
+        config = SamplerConfig(steps, Filter(temperature, top_p), last, impl)
+        return self._sample(n, ids, config, seed, on_step)
+
+    def perplexity(
+        self,
+        texts: list[str],
+        *,
+        draws: int = 16,
+        seed: int = 0,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Likelihood:
+        """An upper bound on the perplexity per token of some texts, each ended as in training."""
+        if isinstance(texts, str):
+            raise UserError("perplexity takes a list of texts")
+        return self.perplexity_of(self.pack(texts), draws=draws, seed=seed, on_batch=on_batch)
+
+    def perplexity_of(
+        self,
+        rows: Rows,
+        *,
+        draws: int = 4,
+        seed: int = 0,
+        batch: int = 16,
+        max_rows: int | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
+    ) -> Likelihood:
+        """The same for text that is already packed."""
+        return likelihood(
+            self.denoiser, self.process, rows, draws=draws, seed=seed, batch=batch,
+            max_rows=max_rows, on_batch=on_batch,
+        )  # fmt: skip
+
+    def pack(self, texts: list[str]) -> Rows:
+        """Tokenise and cut as for training."""
+        data = self.config.data
+        return pack(texts, self.tokenizer, data.length, bos=data.bos, eos=data.eos)
+
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given."""
+        weights = {
+            name: p.to(dtype) if dtype is not None else p
+            for name, p in self.denoiser.named_parameters()
+        }
+        save_checkpoint(
+            Path(folder), config=self.config, tokenizer_json=self.tokenizer.to_json(),
+            step=self.step, tensors={MODEL: weights}, weights=self.weights,
+        )  # fmt: skip
+
+    def _sample(
+        self,
+        n: int,
+        ids: list[int | None],
+        config: SamplerConfig,
+        seed: int,
+        on_step: Callable[[int, int], None] | None,
+    ) -> TextSample:
+        """Sample around given ids; None is a position to fill."""
+        given = torch.tensor([0 if i is None else i for i in ids]).expand(n, -1)
+        frozen = torch.tensor([i is not None for i in ids]).expand(n, -1)
+        result: Sample = sample(
+            self.denoiser, self.process, batch=n, length=len(ids), config=config, seed=seed,
+            given=given, frozen=frozen, record=True, on_step=on_step,
+        )  # fmt: skip
+        tokens = result.tokens.cpu()
+        assert result.trajectory is not None
+        return TextSample(
+            tokens=tokens,
+            text=[self.tokenizer.decode(row.tolist()) for row in tokens],
+            nfe=int(result.nfe.max()),
+            trajectory=result.trajectory,
+        )
+
+
+def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") -> Model:
+    """Load a bundled model by name, or a checkpoint or run folder by path.
+
+    Averaged weights are used unless `weights="raw"` asks for those that training left.
+    """
+    checkpoint = find_checkpoint(name)
+    tokenizer = checkpoint.tokenizer()
+    config = checkpoint.config
+    vocab = config.process.vocab(tokenizer.size)
+    denoiser = DiT(config.model, vocab.size)
+    file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
+    load_weights(denoiser, checkpoint.tensors(file), checkpoint.folder / file)
+    denoiser.eval().requires_grad_(False).to(pick_device(device))
+    used = checkpoint.weights if file == MODEL else "raw"
+    return Model(denoiser, config.process.build(vocab), tokenizer, config, used, checkpoint.step)
+
+
+def find_checkpoint(name: str | Path) -> Checkpoint:
+    """A bundled name, a checkpoint folder, or a run folder (its newest checkpoint)."""
+    folder = bundled_folder(str(name)) or Path(name)
+    if not folder.is_dir():
+        raise UserError(f"no model '{name}': not a folder{did_you_mean(str(name), NAMES)}")
+    newest = latest_checkpoint(folder)
+    return open_checkpoint(newest if newest is not None else folder)
+
+
+def load_tokenizer(name: str | Path) -> TextTokenizer:
+    """A bundled model's tokenizer by name, or one by path."""
+    return TextTokenizer.load(bundled_folder(str(name)) or name)

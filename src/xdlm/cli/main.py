@@ -1,0 +1,56 @@
+"""`xdlm VERB ...`: finds the verb, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from xdlm import __version__
+from xdlm.errors import UserError, did_you_mean
+
+#: Verb -> what it does. Each is a module of this package with a function `run(arguments)`.
+VERBS = {
+    "demo": "see it all in about two minutes: samples, infilling, perplexity, training",
+    "sample": "generate text, fill in templates, show or save trajectories",
+    "train": "train a model from a recipe",
+    "eval": "measure a model: perplexity",
+    "tokenizer": "make a tokenizer from text",
+    "export": "write a model's weights alone, in a chosen precision",
+    "doctor": "say what is installed and whether it works",
+}
+
+_USAGE = f"""usage: xdlm VERB [options]
+
+Discrete diffusion language models: masked, uniform, mixed and time-varying noise.
+
+verbs:
+{chr(10).join(f"  {verb:<10} {what}" for verb, what in VERBS.items())}
+
+`xdlm VERB --help` lists a verb's options, with examples.
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 2 bad input, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE, end="")
+        return
+    if arguments[0] == "--version":
+        print(f"xdlm {__version__}")
+        return
+    verb, rest = arguments[0], arguments[1:]
+    try:
+        if verb not in VERBS:
+            raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)}")
+        import_module(f"xdlm.cli.{verb}").run(rest)
+    except UserError as error:
+        print(f"xdlm: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("xdlm: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""What a run is made of: typed dataclasses, read from YAML, overridden by dotted flags.
+
+The resolved configuration is saved with every checkpoint, so a folder says how it came to be. An
+unknown key, a wrong type or a setting that the chosen kind would ignore is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from xdlm.errors import UserError, did_you_mean
+from xdlm.models import PRESETS, DiTConfig
+from xdlm.noise import PROCESSES, SCHEDULES, NoiseProcess
+from xdlm.objective import WEIGHTINGS
+from xdlm.structs import Vocab
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """The noise process."""
+
+    kind: str = "mixed"
+    """masked (MDLM), uniform (UDLM), mixed (XDLM) or gidd (GIDD)."""
+    k: float | None = None
+    """mixed: share of uniform noise, 0 to 1 (default 0.1)."""
+    p_uniform: float | None = None
+    """gidd: probability of uniform noise at half time (default 0.1)."""
+    gamma: float | None = None
+    """gidd: shape of the uniform bump (default 1)."""
+    schedule: str | None = None
+    """log-linear (default), cosine or polynomial; gidd has its own."""
+    eps: float | None = None
+    """What is left of the data at time 1 (default 1e-3)."""
+    power: float | None = None
+    """polynomial: exponent of time (default 2)."""
+
+    def __post_init__(self) -> None:
+        self.build(Vocab(size=1000, mask_id=0))
+
+    def vocab(self, n_tokens: int) -> Vocab:
+        """The state space over `n_tokens` tokens: the mask is added as the last id, if there is one."""
+        if self.kind == "uniform":
+            return Vocab(n_tokens)
+        return Vocab(n_tokens + 1, mask_id=n_tokens)
+
+    def build(self, vocab: Vocab) -> NoiseProcess:
+        if self.kind not in PROCESSES:
+            raise UserError(f"unknown process '{self.kind}'{did_you_mean(self.kind, PROCESSES)}")
+        own = {"mixed": ("k",), "gidd": ("p_uniform", "gamma")}.get(self.kind, ())
+        allowed = own if self.kind == "gidd" else (*own, "schedule", "eps", "power")
+        given = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name != "kind" and getattr(self, f.name) is not None
+        }
+        for name in given:
+            if name not in allowed:
+                raise UserError(f"process.{name} has no meaning for kind '{self.kind}'; remove it")
+        arguments = {name: given[name] for name in own if name in given}
+        if self.kind != "gidd":
+            arguments["schedule"] = self._schedule()
+        return PROCESSES[self.kind](vocab, **arguments)  # type: ignore[call-arg]
+
+    def _schedule(self) -> Any:
+        name = self.schedule or "log-linear"
+        if name not in SCHEDULES:
+            raise UserError(f"unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
+        if self.power is not None and name != "polynomial":
+            raise UserError(f"process.power has no meaning for schedule '{name}'; remove it")
+        arguments = {"eps": self.eps, "power": self.power}
+        return SCHEDULES[name](**{k: v for k, v in arguments.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Text and how it is cut."""
+
+    train: str = "corpus:train"
+    """Training text: corpus:train, a .txt or .jsonl file (plain, .gz, .xz), or a folder of them."""
+    val: str | None = "corpus:heldout"
+    """Validation text, in the same forms; none to skip validation."""
+    tokenizer: str = "pocket"
+    """A tokenizer.json, a folder that holds one, or the name of a bundled model."""
+    length: int = 1024
+    """Tokens in a row."""
+    bos: bool = False
+    """Put the end-of-text token before every document too."""
+    eos: bool = True
+    """Put the end-of-text token after every document."""
+    limit: int | None = None
+    """Use only so many documents of the training text."""
+
+    def __post_init__(self) -> None:
+        if self.length < 2:
+            raise UserError(f"data.length must be at least 2, got {self.length}")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"data.limit must be at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The training objective."""
+
+    weighting: str = "elbo"
+    """elbo, or GIDD's clipped or dynamic weights."""
+    impl: Literal["auto", "eager", "chunked"] = "auto"
+    """How the head and the sums over the vocabulary are computed."""
+    kept_rows: float = 0.1
+    """Share of unchanged tokens (z = x) that the loss looks at, weighed up by its inverse: unbiased,
+    and such rows carry almost no weight. 1 looks at all."""
+
+    def __post_init__(self) -> None:
+        if self.weighting not in WEIGHTINGS:
+            raise UserError(
+                f"unknown weighting '{self.weighting}'{did_you_mean(self.weighting, WEIGHTINGS)}"
+            )
+        if not 0 < self.kept_rows <= 1:
+            raise UserError(f"loss.kept_rows must lie in (0, 1], got {self.kept_rows}")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with warm-up, clipping and averaging; the defaults are the paper's."""
+
+    lr: float = 3e-4
+    """Learning rate after the warm-up."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.999
+    """Decay of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    warmup: int = 2500
+    """Steps of linear warm-up."""
+    decay: int = 0
+    """Steps of linear decay to zero at the end of the run; 0 keeps the rate constant."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    ema: float = 0.9999
+    """Decay of the averaged weights, reached gradually from the start of the run."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0 or self.clip <= 0:
+            raise UserError("optim.lr and optim.clip must be positive")
+        if min(self.warmup, self.decay, self.weight_decay) < 0:
+            raise UserError("optim.warmup, optim.decay and optim.weight_decay must be >= 0")
+        for name in ("beta1", "beta2", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"optim.{name} must lie in [0, 1), got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run itself."""
+
+    out: str = "runs/default"
+    """Folder for checkpoints and logs."""
+    steps: int = 1_000_000
+    """Optimiser steps."""
+    batch: int = 512
+    """Rows per optimiser step."""
+    micro_batch: int = 32
+    """Rows that go through the model at a time; gradients add up to the whole batch."""
+    seed: int = 0
+    """Decides the initial weights, the order of the data and all noise."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the trunk computes in; auto is bfloat16 on a GPU and float32 elsewhere."""
+    compile: bool = False
+    """Compile the trunk with torch.compile."""
+    log_every: int = 10
+    """Steps between lines of the log."""
+    eval_every: int = 5000
+    """Steps between validations; 0 for none."""
+    eval_rows: int = 256
+    """Rows of the validation text that a validation looks at."""
+    save_every: int = 5000
+    """Steps between checkpoints; 0 for one at the end only."""
+    keep: int = 2
+    """Checkpoints to keep."""
+
+    def __post_init__(self) -> None:
+        positive = ("steps", "batch", "micro_batch", "log_every", "eval_rows", "keep")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if min(self.eval_every, self.save_every) < 0:
+            raise UserError("train.eval_every and train.save_every must be >= 0")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything about a training run."""
+
+    process: ProcessConfig = field(default_factory=ProcessConfig)
+    model: DiTConfig = field(default_factory=DiTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """Read a recipe."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"no such recipe: {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, name: str = "the configuration") -> RunConfig:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    return from_tree(RunConfig, tree if tree is not None else {}, name)
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML that `parse_config` reads back to an equal configuration; unset options are left out."""
+    tree = {
+        section: {k: v for k, v in values.items() if v is not None or (section, k) == ("data", "val")}
+        for section, values in dataclasses.asdict(config).items()
+    }
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
+def from_tree(cls: type[T], tree: Any, where: str) -> T:
+    """A dataclass from nested dictionaries, strictly. A model may be the name of a preset."""
+    if cls is DiTConfig and isinstance(tree, str):
+        if tree not in PRESETS:
+            raise UserError(f"{where}: unknown preset '{tree}'{did_you_mean(tree, PRESETS)}")
+        return PRESETS[tree]  # type: ignore[return-value]
+    if not isinstance(tree, dict):
+        raise UserError(f"{where}: expected a mapping, got {tree!r}")
+    hints = get_type_hints(cls)
+    for key in tree:
+        if key not in hints:
+            raise UserError(f"{where}: unknown key '{key}'{did_you_mean(str(key), hints)}")
+    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in tree.items()}
+    try:
+        return cls(**values)
+    except UserError as error:
+        message = str(error)
+        raise UserError(message if message.startswith(where) else f"{where}: {message}") from error
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_tree(hint, value, where)  # type: ignore[arg-type]
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            known = [str(choice) for choice in get_args(hint)]
+            raise UserError(f"{where}: '{value}' is not allowed{did_you_mean(str(value), known)}")
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+    if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:  # YAML reads 1e-3 (without a dot) as a string
+            return float(value)
+        except ValueError:
+            pass
+    if hint is int and isinstance(value, bool):
+        raise UserError(f"{where}: expected int, got {value!r}")
+    if not isinstance(value, hint):
+        raise UserError(f"{where}: expected {hint.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,92 @@
+"""Text to token ids and back, with the `tokenizers` library underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xdlm.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Marks the end of a document; the only special token of a tokenizer that we train.
+END_OF_TEXT = "<|endoftext|>"
+#: The file that holds a tokenizer, in a folder of its own or beside a model's weights.
+FILE_NAME = "tokenizer.json"
+
+
+class TextTokenizer:
+    """A tokenizer with an end-of-text token. The mask is not its concern: noise adds that state."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: str = END_OF_TEXT) -> None:
+        eos_id = tokenizer.token_to_id(eos)
+        if eos_id is None:
+            raise UserError(f"the tokenizer has no end-of-text token '{eos}'")
+        self._tokenizer = tokenizer
+        self.eos_id: int = eos_id
+
+    @classmethod
+    def load(cls, path: str | Path) -> TextTokenizer:
+        """Read `tokenizer.json`, given as a file or as the folder that holds it."""
+        from tokenizers import Tokenizer
+
+        path = Path(path)
+        file = path / FILE_NAME if path.is_dir() else path
+        if not file.is_file():
+            raise UserError(f"no tokenizer at {file}; make one with `xdlm tokenizer`")
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for a malformed file
+            raise UserError(f"{file} is not a tokenizer file: {error}") from error
+        return cls(tokenizer)
+
+    @classmethod
+    def train(
+        cls, documents: Iterable[str], vocab_size: int, *, progress: bool = False
+    ) -> TextTokenizer:
+        """Learn a byte-level BPE of `vocab_size` tokens, the end-of-text token included."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        if vocab_size <= len(alphabet):
+            raise UserError(f"vocab_size must exceed {len(alphabet)} (256 bytes and end-of-text)")
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(alphabet),
+            show_progress=progress,
+        )
+        tokenizer.train_from_iterator(documents, trainer)
+        return cls(tokenizer)
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, without the mask."""
+        return self._tokenizer.get_vocab_size()
+
+    def to_json(self) -> str:
+        return self._tokenizer.to_str()
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [item.ids for item in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids; whatever is beyond the tokenizer (the mask) is left out."""
+        known = [int(i) for i in ids if 0 <= int(i) < self.size]
+        return self._tokenizer.decode(known, skip_special_tokens=False)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Each id on its own, for showing a sequence token by token; the mask is an empty string.
+
+        A token that is part of a character shows as the replacement character.
+        """
+        return [self.decode([i]) for i in ids]

@@ -1,0 +1,31 @@
+"""Where to run, and in what precision."""
+
+from __future__ import annotations
+
+import torch
+
+from xdlm.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"unknown device '{name}'; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("no CUDA device here; use --device cpu")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def describe(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

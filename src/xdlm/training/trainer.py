@@ -1,0 +1,272 @@
+"""The training loop on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from xdlm.config import RunConfig
+from xdlm.data import Rows, ShuffledOrder
+from xdlm.errors import UserError
+from xdlm.files import check_writable
+from xdlm.models import DiT
+from xdlm.objective import WEIGHTINGS
+from xdlm.structs import Batch
+from xdlm.tokens import TextTokenizer
+from xdlm.training.checkpoint import (
+    MODEL,
+    OPTIMIZER,
+    RAW,
+    Checkpoint,
+    checkpoint_folder,
+    latest_checkpoint,
+    load_weights,
+    open_checkpoint,
+    save_checkpoint,
+)
+from xdlm.training.device import describe, pick_device, pick_precision
+from xdlm.training.ema import Ema
+from xdlm.training.loss import DiffusionLoss
+from xdlm.training.optimizer import (
+    learning_rate,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from xdlm.training.runlog import RunLog
+
+#: A validation takes the model and gives nats per token and their standard error.
+Validate = Callable[["Trainer"], tuple[float, float]]
+
+
+class Trainer:
+    """A run: model, averages, optimiser and the number of steps done.
+
+    Everything random in a step depends on (seed, step) alone, so a run that goes on from a
+    checkpoint repeats, bit for bit, what it would have done without the stop.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: TextTokenizer,
+        rows: Rows,
+        *,
+        validate: Validate | None = None,
+        console: Console | None = None,
+    ) -> None:
+        if len(rows) == 0:
+            raise UserError(
+                f"the training text has {rows.n_tokens} tokens, fewer than one row of "
+                f"{config.data.length}; give more text or a smaller data.length"
+            )
+        self.config, self.tokenizer, self.rows = config, tokenizer, rows
+        self.validate, self.console = validate, console or Console(stderr=True)
+        self.device = pick_device(config.train.device)
+        self.precision = pick_precision(config.train.precision, self.device)
+        vocab = config.process.vocab(tokenizer.size)
+        self.process = config.process.build(vocab)
+        torch.manual_seed(config.train.seed)
+        self.model = DiT(config.model, vocab.size).to(self.device)
+        self.ema = Ema(self.model, config.optim.ema)
+        self.optimizer = make_optimizer(self.model, config.optim)
+        self.loss = DiffusionLoss(
+            self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
+            config.loss.kept_rows, config.model.label_dropout, self.precision,
+        )  # fmt: skip
+        self.order = ShuffledOrder(len(rows), config.train.seed)
+        self.step = 0
+        self.out = Path(config.train.out)
+        if config.train.compile:
+            self.model.trunk = torch.compile(self.model.trunk)  # type: ignore[method-assign]
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        """Train to the last step. False if Ctrl-C ended it early; either way the state is saved."""
+        config = self.config.train
+        check_writable(self.out)
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        with (
+            RunLog(self.out, total=config.steps, start=self.step, console=self.console) as log,
+            _interruptible() as interrupted,
+        ):
+            log.say(
+                f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
+                f"{self.rows.length} tokens, {describe(self.device)}, "
+                f"{str(self.precision).removeprefix('torch.')} trunk"
+            )
+            mark, mark_step = time.perf_counter(), self.step
+            while self.step < config.steps and not interrupted():
+                rate, loss, elbo, norm = self._one_step()
+                self.step += 1
+                if self.step % config.log_every == 0 or self.step == config.steps:
+                    seconds = time.perf_counter() - mark
+                    tokens = (self.step - mark_step) * config.batch * self.rows.length
+                    speed = tokens / max(seconds, 1e-9)
+                    fields = {"loss": loss.item(), "elbo": elbo.item(), "grad_norm": norm.item()}
+                    if not math.isfinite(fields["loss"]):
+                        raise UserError(
+                            f"the loss is {fields['loss']} at step {self.step}; lower optim.lr"
+                        )
+                    log.record(step=self.step, **fields, lr=rate, tokens_per_s=round(speed))
+                    log.show(self.step, f"loss {fields['loss']:.3f}  {_si(speed)} tok/s")
+                    mark, mark_step = time.perf_counter(), self.step
+                if self._due(config.eval_every) and self.validate is not None:
+                    self._validate(log)
+                    mark, mark_step = time.perf_counter(), self.step
+                if self._due(config.save_every):
+                    self.save()
+                    mark, mark_step = time.perf_counter(), self.step
+            if latest_checkpoint(self.out) != checkpoint_folder(self.out, self.step):
+                self.save()
+            finished = self.step == config.steps
+            where = checkpoint_folder(self.out, self.step)
+            log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
+        return finished
+
+    def _one_step(self) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns the learning rate, loss and bound per token (tensors), and the gradient's norm."""
+        config = self.config
+        batch = config.train.batch
+        # Dropout is the one thing that uses torch's own generator: a new seed for each step.
+        torch.manual_seed((config.train.seed << 32) + self.step)
+        rate = learning_rate(config.optim, self.step, config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        n_tokens = batch * self.rows.length
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        elbo = torch.zeros_like(loss)
+        for part in self._micro_batches():
+            sums = self.loss(
+                self.model, part, seed=config.train.seed, step=self.step, global_batch=batch
+            )
+            (sums.loss / n_tokens).backward()
+            loss += sums.loss.detach()
+            elbo += sums.elbo
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ema.update(self.model, self.step + 1)
+        return rate, loss / n_tokens, elbo / n_tokens, norm
+
+    def _micro_batches(self) -> Iterator[Batch]:
+        batch, micro = self.config.train.batch, self.config.train.micro_batch
+        first = self.step * batch
+        picked = self.order.rows(first, batch)
+        for start in range(0, batch, micro):
+            part = picked[start : start + micro]
+            tokens = torch.from_numpy(self.rows.rows[part].astype(np.int64))
+            index = torch.arange(first + start, first + start + len(part))
+            yield Batch(tokens.to(self.device), index.to(self.device))
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _validate(self, log: RunLog) -> None:
+        assert self.validate is not None
+        self.model.eval()
+        with self.ema.applied(self.model):
+            nats, stderr = self.validate(self)
+        log.record(step=self.step, val_nats=nats, val_stderr=stderr, val_ppl=math.exp(nats))
+        log.say(f"step {self.step}: validation perplexity {math.exp(nats):.2f} (averaged weights)")
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint, then drop the oldest beyond `train.keep`."""
+        save_checkpoint(
+            checkpoint_folder(self.out, self.step),
+            config=self.config,
+            tokenizer_json=self.tokenizer.to_json(),
+            step=self.step,
+            tensors={
+                MODEL: self.ema.average,
+                RAW: dict(self.model.named_parameters()),
+                OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
+            },
+            extra={"tokens": self.step * self.config.train.batch * self.rows.length},
+        )
+        for old in sorted(self.out.glob("step-*"))[: -self.config.train.keep]:
+            shutil.rmtree(old)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of the same run."""
+        _check_same_run(checkpoint.config, self.config)
+        load_weights(self.model, checkpoint.tensors(RAW), checkpoint.folder / RAW)
+        averages = checkpoint.tensors(MODEL)
+        self.ema.average = {
+            name: averages[name].to(self.device) for name, _ in self.model.named_parameters()
+        }
+        if checkpoint.step > 0:
+            restore_optimizer(
+                self.optimizer, self.model, checkpoint.tensors(OPTIMIZER), checkpoint.step
+            )
+        self.step = checkpoint.step
+
+
+def find_resume(out: Path, *, resume: bool) -> Checkpoint | None:
+    """The checkpoint to go on from; refuses to start over a run that is already there."""
+    latest = latest_checkpoint(out)
+    if latest is None:
+        if resume:
+            raise UserError(f"nothing to resume: {out} holds no checkpoint")
+        return None
+    if not resume:
+        raise UserError(f"{out} already holds {latest.name}; add --resume or choose another folder")
+    return open_checkpoint(latest)
+
+
+def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
+    """What decides the course of a run must not change under it; where it ends and what it logs
+    may."""
+    free = {"out", "steps", "device", "compile", "log_every", "eval_every", "eval_rows",
+            "save_every", "keep"}  # fmt: skip
+    before, after = dataclasses.asdict(saved), dataclasses.asdict(now)
+    for section, values in before.items():
+        for name, value in values.items():
+            if (section != "train" or name not in free) and after[section][name] != value:
+                raise UserError(
+                    f"cannot resume: {section}.{name} was {value} and is now {after[section][name]}"
+                )
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C finish the step and save; the second one ends at once."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield lambda: False
+        return
+    seen = False
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        if seen:
+            raise KeyboardInterrupt
+        seen = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: seen
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _si(number: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number:.0f}"
