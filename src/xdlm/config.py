@@ -231,7 +231,9 @@ def parse_config(text: str, name: str = "the configuration") -> RunConfig:
 def dump_config(config: RunConfig) -> str:
     """YAML that `parse_config` reads back to an equal configuration; unset options are left out."""
     tree = {
-        section: {k: v for k, v in values.items() if v is not None or (section, k) == ("data", "val")}
+        section: {
+            k: v for k, v in values.items() if v is not None or (section, k) == ("data", "val")
+        }
         for section, values in dataclasses.asdict(config).items()
     }
     return yaml.safe_dump(tree, sort_keys=False)

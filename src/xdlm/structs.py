@@ -63,7 +63,9 @@ class TokenValues:
 
     def _combine(self, other: TokenValues, op: Callable[[Tensor, Tensor], Tensor]) -> TokenValues:
         assert self.special_ids == other.special_ids
-        return TokenValues(op(self.tok, other.tok), op(self.special, other.special), self.special_ids)
+        return TokenValues(
+            op(self.tok, other.tok), op(self.special, other.special), self.special_ids
+        )
 
     def __add__(self, other: TokenValues) -> TokenValues:
         return self._combine(other, operator.add)
@@ -153,7 +155,8 @@ def align(value: Tensor, z: Tensor) -> Tensor:
     return value.reshape(value.shape + (1,) * (z.ndim - value.ndim))
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """Clean data on its way into a loss. `index` numbers the samples globally: it keys their noise."""
 
     tokens: Tensor

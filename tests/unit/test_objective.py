@@ -137,7 +137,9 @@ def test_mixing_ratio_limits(mask_id: int) -> None:
     torch.testing.assert_close(masked, by_hand)
     torch.testing.assert_close(nelbo(Mixed(vocab, k=0), logits, x, z, 0.5), masked)
     # The approach is like k log k: a kept token costs a little as soon as it may be wrong.
-    gaps = [(nelbo(Mixed(vocab, k=k), logits, x, z, 0.5) - masked).abs().max() for k in (1e-4, 1e-8)]
+    gaps = [
+        (nelbo(Mixed(vocab, k=k), logits, x, z, 0.5) - masked).abs().max() for k in (1e-4, 1e-8)
+    ]
     assert gaps[1] < 1e-5 < gaps[0] < 0.05
 
 
@@ -159,7 +161,9 @@ def test_uniform_limit_equals_the_published_udlm_loss() -> None:
         )
         published = slope / (N * alpha) * (N / x_bar[i] - N / x_bar_theta[i] - log_term.sum())
         for ours in (process, Mixed(vocab, k=1)):
-            computed = nelbo(ours, logits.view(1, 1, N), torch.tensor([[x]]), torch.tensor([[i]]), t)
+            computed = nelbo(
+                ours, logits.view(1, 1, N), torch.tensor([[x]]), torch.tensor([[i]]), t
+            )
             torch.testing.assert_close(computed[0, 0], published, rtol=1e-9, atol=1e-12)
 
 

@@ -8,7 +8,7 @@ from processes import PROCESSES, N, ordinary_tokens, probs_of, random_prediction
 from torch import Tensor, nn
 
 from xdlm import UserError, Vocab
-from xdlm.models import Denoiser, DiT, PRESETS
+from xdlm.models import PRESETS, Denoiser, DiT
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.sampling import (
     Change,
@@ -132,7 +132,9 @@ def test_oracle_samples_a_known_language(kind: str) -> None:
 @pytest.mark.parametrize("impl", ["thinned", "dense"])
 def test_frozen_positions_never_change(process: NoiseProcess, impl: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    given = torch.tensor(ordinary_tokens(process))[torch.randint(0, 8, (3, 10), generator=generator)]
+    given = torch.tensor(ordinary_tokens(process))[
+        torch.randint(0, 8, (3, 10), generator=generator)
+    ]
     frozen = torch.rand(3, 10, generator=generator) < 0.5
     model = DiT(PRESETS["nano"], N)
     nn.init.normal_(model.out.weight)

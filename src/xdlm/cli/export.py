@@ -37,4 +37,6 @@ def run(arguments: list[str]) -> None:
     model = load(options.model, device="cpu", weights=options.weights)
     model.save(options.out, dtype=getattr(torch, options.dtype))
     size = sum(f.stat().st_size for f in Path(options.out).iterdir())
-    console().print(f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB")
+    console().print(
+        f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB"
+    )

@@ -55,7 +55,7 @@ def pack(
     """Tokenise and pack. The begin token is the end-of-text token, as in GPT-2's vocabulary."""
     if length < 1:
         raise UserError(f"a row needs at least one token, got length={length}")
-    dtype = np.uint16 if tokenizer.size < 2**16 else np.uint32
+    dtype: type[np.unsignedinteger] = np.uint16 if tokenizer.size < 2**16 else np.uint32
     stream: list[NDArray[np.unsignedinteger]] = []
     n_characters = n_documents = 0
     group: list[str] = []
@@ -76,6 +76,7 @@ def pack(
         if len(group) == _GROUP:
             flush()
     flush()
+    tokens: NDArray[np.unsignedinteger]
     tokens = np.concatenate(stream) if stream else np.empty(0, dtype=dtype)
     whole = len(tokens) // length * length
     return Rows(tokens[:whole].reshape(-1, length), tokens[whole:], n_characters, n_documents)

@@ -1,8 +1,14 @@
 """Likelihood by Monte Carlo: an upper bound on -log p(x), with its standard error.
 
 The bound of a row is `start + integral + end` (see `xdlm.objective.bound`). The integral is estimated
-at `draws` times, spread evenly over the time range and over the rows that are evaluated together; the
-two ends at one noise draw each. Every token counts once, and averages are over tokens.
+at `draws` times per row, the two ends at one noise draw each. Every token counts once, and averages
+are over tokens.
+
+The times of a batch of n rows form an even grid of n x draws points under one random shift, laid out
+so that row i looks at points i, i + n, i + 2n, ...: neighbouring rows look at nearly the same times.
+Their differences then show how rows and noise vary without showing how the integrand varies with
+time, which the even grid has averaged out. That is where the standard error comes from. Rows are
+evaluated in random order, so that neighbours are not from the same page.
 """
 
 from __future__ import annotations
@@ -66,26 +72,29 @@ def likelihood(
     """Perplexity of packed text: all rows and the tail, or the first `max_rows` rows."""
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
-    nats: list[Tensor] = []
-    lengths: list[int] = []
     whole = len(rows) if max_rows is None else min(max_rows, len(rows))
     use_tail = rows.tail.size > 0 and (max_rows is None or max_rows > len(rows))
     total = whole + use_tail
     if total == 0:
         raise UserError("there is no text to evaluate")
     device = denoiser.head_weight.device
-    for first, part in _batches(rows, whole, use_tail, batch):
+    estimates, lengths = [], []
+    done = 0
+    for index, part in _batches(rows, whole, use_tail, batch, seed):
         x = torch.from_numpy(part.astype(np.int64)).to(device)
-        index = torch.arange(first, first + len(x), device=device)
-        nats.append(row_bounds(denoiser, process, x, index, draws=draws, seed=seed, impl=impl).cpu())
-        lengths += [x.shape[1]] * len(x)
+        bounds = row_bounds(
+            denoiser, process, x, torch.from_numpy(index).to(device), draws=draws, seed=seed,
+            impl=impl,
+        )  # fmt: skip
+        estimates.append(bounds.cpu())
+        lengths.append(x.shape[1])
+        done += len(x)
         if on_batch is not None:
-            on_batch(first + len(x), total)
+            on_batch(done, total)
     is_everything = total == len(rows) + (rows.tail.size > 0)
     return summarise(
-        torch.cat(nats), torch.tensor(lengths), draws=draws, seed=seed,
-        n_characters=rows.n_characters if is_everything else None,
-    )  # fmt: skip
+        estimates, lengths, seed=seed, n_characters=rows.n_characters if is_everything else None
+    )
 
 
 def row_bounds(
@@ -105,9 +114,8 @@ def row_bounds(
     estimates = torch.zeros(n, draws, dtype=torch.float64, device=x.device)
     place = torch.arange(n, device=x.device)
     for draw in range(draws):
-        # One stratum for every (row, draw) of this batch.
         t = stratified_times(
-            seed, int(index[0]), place * draws + draw, n * draws, time_range=(low, high)
+            seed, int(index[0]), place + n * draw, n * draws, time_range=(low, high)
         )
         coefs = process.coefs(t)
         z = _noised(process, coefs, x, index, seed, draw)
@@ -125,37 +133,43 @@ def row_bounds(
 
 
 def summarise(
-    estimates: Tensor, lengths: Tensor, *, draws: int, seed: int, n_characters: int | None
+    estimates: list[Tensor], lengths: list[int], *, seed: int, n_characters: int | None
 ) -> Likelihood:
-    """Token-weighted mean and its standard error.
+    """Token-weighted mean of batches of estimates [n, draws] of rows of equal length, and its error.
 
-    Rows count as independent samples of a ratio. A single row has only its draws to go by; they are
-    stratified, so their spread overstates the error rather than understating it.
+    The variance of a batch's total is that of n times half the mean squared difference of neighbours.
+    A batch of one row (the tail) is taken to vary as the others do. If there is nothing but one row,
+    its draws are all there is to go by; they are spread evenly, so this overstates the error.
     """
-    nats = estimates.mean(1)
-    n_rows, n_tokens = len(nats), int(lengths.sum())
-    mean = float(nats.sum() / n_tokens)
-    if n_rows > 1:
-        residual = nats - mean * lengths
-        stderr = math.sqrt(float((residual**2).sum()) * n_rows / (n_rows - 1)) / n_tokens
+    draws = estimates[0].shape[1]
+    rows = [batch.mean(1) for batch in estimates]
+    n_rows = sum(map(len, rows))
+    n_tokens = sum(len(batch) * length for batch, length in zip(rows, lengths, strict=True))
+    total = float(sum(batch.sum() for batch in rows))
+    squares = sum(float((batch.diff() ** 2).sum()) for batch in rows)
+    pairs = sum(len(batch) - 1 for batch in rows)
+    if pairs > 0:
+        variance = n_rows * squares / (2 * pairs)
     else:
-        spread = float(estimates.std()) if draws > 1 else math.nan
-        stderr = spread / math.sqrt(draws) / n_tokens
+        variance = float(estimates[0].var()) / draws if draws > 1 else math.nan
+    mean, stderr = total / n_tokens, math.sqrt(variance) / n_tokens
     value = math.exp(mean)
-    bits = None if not n_characters else float(nats.sum()) / n_characters / math.log(2)
     return Likelihood(
         value=value, stderr=value * stderr, nats_per_token=mean, nats_stderr=stderr,
-        bits_per_character=bits, n_tokens=n_tokens, n_rows=n_rows, draws=draws, seed=seed,
+        bits_per_character=None if not n_characters else total / n_characters / math.log(2),
+        n_tokens=n_tokens, n_rows=n_rows, draws=draws, seed=seed,
     )  # fmt: skip
 
 
 def _batches(
-    rows: Rows, whole: int, use_tail: bool, batch: int
-) -> Iterator[tuple[int, NDArray[np.unsignedinteger]]]:
-    for first in range(0, whole, batch):
-        yield first, rows.rows[first : min(first + batch, whole)]
+    rows: Rows, whole: int, use_tail: bool, batch: int, seed: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.unsignedinteger]]]:
+    """Row numbers and rows, in random order and batches of nearly equal size; the tail comes last."""
+    order = np.random.Generator(np.random.Philox(seed)).permutation(whole)
+    for index in np.array_split(order, -(-whole // batch)) if whole else []:
+        yield index, rows.rows[index]
     if use_tail:
-        yield whole, rows.tail[None]
+        yield np.array([len(rows)]), rows.tail[None]
 
 
 def _noised(

@@ -110,10 +110,8 @@ class Mixed(Stationary):
         schedule: Schedule | None = None,
     ) -> None:
         if mu is None:
-            if k == 1 and vocab.mask_id is None:
-                mu = {}
-            else:
-                mu = {_mask_of(vocab, f"Mixed with k={k}"): 1.0 - k}
+            no_mask_needed = k == 1 and vocab.mask_id is None
+            mu = {} if no_mask_needed else {_mask_of(vocab, f"Mixed with k={k}"): 1.0 - k}
         super().__init__(vocab, k=k, mu=mu, schedule=schedule)
 
 

@@ -15,9 +15,7 @@ from xdlm.ops import stats_of_logits
 from xdlm.structs import Coefs, RowStats, align
 
 
-def nelbo(
-    process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor | float
-) -> Tensor:
+def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
     """The integrand of the continuous-time bound, nats per position, [B, L]:
 
         rate_t(z)/f_t(x, z) * [ KL( f_t(x,.) || f_t(x~,.) ) + rho - 1 - log rho ]
@@ -26,9 +24,7 @@ def nelbo(
     anything at special tokens; `t` is [B] or a number.
     """
     coefs = process.coefs(times(t, x))
-    stats = stats_of_logits(
-        logits, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids
-    )
+    stats = stats_of_logits(logits, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids)
     return nelbo_of_stats(coefs, stats, x, z)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -77,7 +78,7 @@ def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
     marks = [1 + (t_min - 1) * i / steps for i in range(steps + 1)] + [0.0]
     zero = torch.zeros_like(like, dtype=torch.float64)
     at_t = process.terminal(zero)
-    for i, (t, s) in enumerate(zip(marks, marks[1:], strict=False)):
+    for i, (t, s) in enumerate(pairwise(marks)):
         at_s = process.coefs(zero + s)
         yield Leg(at_t, at_s, t, s, last=i == steps)
         at_t = at_s

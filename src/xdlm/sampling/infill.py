@@ -31,5 +31,7 @@ def parse_template(template: str) -> list[Piece]:
     if end < len(template):
         pieces.append(Piece(template[end:], 0))
     if not any(piece.hole for piece in pieces):
-        raise UserError("the template has no hole: write <mask:8> where 8 tokens are to be filled in")
+        raise UserError(
+            "the template has no hole: write <mask:8> where 8 tokens are to be filled in"
+        )
     return pieces

@@ -107,7 +107,7 @@ def apply_plan(
     z: Tensor,
     plan: Plan,
     noise: Tensor,
-    rows: tuple[Tensor, Tensor],
+    rows: tuple[Tensor, ...],
     is_noise: Tensor,
     drawn: Tensor,
 ) -> Tensor:

@@ -1,11 +1,11 @@
 """Checkpoints: a folder of safetensors, JSON and YAML that is whole or not there.
 
-    checkpoint.json        format, step, library version, and the size and hash of every other file
-    config.yaml            the resolved configuration
-    tokenizer.json         the tokenizer
-    model.safetensors      the weights to use: averaged (EMA) unless checkpoint.json says otherwise
-    raw.safetensors        the weights as trained            } only where training
-    optimizer.safetensors  AdamW's moments                   } can go on from
+checkpoint.json        format, step, library version, and the size and hash of every other file
+config.yaml            the resolved configuration
+tokenizer.json         the tokenizer
+model.safetensors      the weights to use: averaged (EMA) unless checkpoint.json says otherwise
+raw.safetensors        the weights as trained            } only where training
+optimizer.safetensors  AdamW's moments                   } can go on from
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
             raise UserError(f"{folder} is incomplete: {name} is missing")
         size = file.stat().st_size
         if size != expected["bytes"]:
-            raise UserError(f"{file} is truncated or altered: {size} bytes, not {expected['bytes']}")
+            raise UserError(
+                f"{file} is truncated or altered: {size} bytes, not {expected['bytes']}"
+            )
         if sha256_of(file) != expected["sha256"]:
             raise UserError(f"{file} is damaged: its content does not match {META}")
     if CONFIG not in meta["files"]:

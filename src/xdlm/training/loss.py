@@ -50,9 +50,7 @@ class DiffusionLoss:
         step to step in global batches, and never on how a batch was split."""
         x, index = batch.tokens, batch.index
         low, high = self.process.time_range
-        t = stratified_times(
-            seed, step, index % global_batch, global_batch, time_range=(low, high)
-        )
+        t = stratified_times(seed, step, index % global_batch, global_batch, time_range=(low, high))
         position = torch.arange(x.shape[1], device=x.device)[None]
         coefs = self.process.coefs(t)
         z = self.process.corrupt_with(

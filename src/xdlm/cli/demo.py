@@ -1,0 +1,164 @@
+"""`xdlm demo`: the whole library in about two minutes on a laptop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from xdlm.api import Model, TextSample, load
+from xdlm.cli.options import parse
+from xdlm.cli.progress import progress
+from xdlm.cli.train import make_trainer
+from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig
+from xdlm.data import Rows, read_documents
+from xdlm.errors import UserError
+from xdlm.evaluation import Likelihood
+from xdlm.files import check_writable, write_atomic
+from xdlm.models import PRESETS
+from xdlm.report import plot_overview, trajectory_page, trajectory_panel
+from xdlm.training.runlog import read_log
+
+_DESCRIPTION = """See what the library does: sample from the bundled model, watch a trajectory, fill in a
+sentence, measure perplexity, train a small model. Leaves a page and a picture in --out.
+
+examples:
+  xdlm demo
+  xdlm demo --train-steps 50 --out /tmp/demo
+"""
+_TEMPLATE = "The old man <mask:10> and then he <mask:10> the door."
+
+
+@dataclass(frozen=True)
+class Options:
+    out: str = "xdlm-demo"
+    """Folder for the page, the picture and the small model."""
+    seed: int = 0
+    """Same seed, same demo."""
+    steps: int = 32
+    """Reverse steps when sampling."""
+    rows: int = 64
+    """Rows of held-out text to measure perplexity on."""
+    train_steps: int = 300
+    """Steps of training for the small model."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm demo", description=_DESCRIPTION)
+    screen = Console(highlight=False)
+    out = Path(options.out)
+    check_writable(out)
+    began = time.perf_counter()
+
+    screen.rule("1  Text from the bundled model")
+    model = load("pocket")
+    drawn = _sample(screen, model, options)
+    screen.rule("2  Filling in a sentence")
+    _infill(screen, model, options)
+    screen.rule("3  Perplexity on text that the model has not seen")
+    measured, unigram = _measure(screen, model, options)
+    screen.rule("4  Training a small model from nothing")
+    records, floor = _train(screen, options, out / "run")
+
+    page = trajectory_page(
+        drawn.trajectory, model.tokenizer, title="From noise to text",
+        details={"model": "pocket (XDLM, k = 0.1)", "steps": str(options.steps),
+                 "forward passes": str(drawn.nfe), "seed": str(options.seed)},
+    )  # fmt: skip
+    write_atomic(out / "trajectory.html", page)
+    try:
+        plot_overview(
+            drawn.trajectory, records, out / "overview.png", reference=floor,
+            reference_name="unigram entropy",
+        )  # fmt: skip
+        picture = f"  {out / 'overview.png'}       what changed at each step; the loss falling"
+    except UserError as missing:
+        picture = f"  (no picture: {missing})"
+    summary = {
+        "text": drawn.text, "nfe": drawn.nfe, "perplexity": dataclasses.asdict(measured),
+        "unigram_perplexity": unigram, "seconds": round(time.perf_counter() - began, 1),
+        "seed": options.seed,
+    }  # fmt: skip
+    write_atomic(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+    screen.rule(f"Done in {summary['seconds']} s")
+    screen.print("Look at:")
+    screen.print(f"  {out / 'trajectory.html'}   every step of the two texts above, in a browser")
+    screen.print(picture)
+
+
+def _sample(screen: Console, model: Model, options: Options) -> TextSample:
+    with progress("sampling") as show:
+        began = time.perf_counter()
+        drawn = model.sample(2, steps=options.steps, seed=options.seed, on_step=show)
+        seconds = time.perf_counter() - began
+    for text in drawn.text:
+        screen.print(Panel(Text(text)))
+    screen.print(
+        f"{drawn.tokens.numel()} tokens in {options.steps} steps and a final denoise: "
+        f"{drawn.nfe} forward passes, {seconds:.1f} s"
+    )
+    screen.print(trajectory_panel(drawn.trajectory, model.tokenizer))
+    return drawn
+
+
+def _infill(screen: Console, model: Model, options: Options) -> None:
+    screen.print(Text(_TEMPLATE, style="dim"))
+    filled = model.infill(_TEMPLATE, n=3, steps=options.steps, seed=options.seed, temperature=0.7)
+    for text in filled.text:
+        screen.print(Text(f"  {text}"))
+
+
+def _measure(screen: Console, model: Model, options: Options) -> tuple[Likelihood, float]:
+    rows = model.pack(list(read_documents("corpus:heldout")))
+    with progress("measuring") as show:
+        result = model.perplexity_of(rows, draws=2, max_rows=options.rows, on_batch=show)
+    unigram = math.exp(unigram_entropy(rows, model.tokenizer.size))
+    screen.print(
+        f"{result.value:.1f} ± {result.stderr:.1f} per token ({result.n_tokens:,} tokens, averaged "
+        f"weights); token frequencies alone give {unigram:.0f}"
+    )
+    return result, unigram
+
+
+def _train(screen: Console, options: Options, out: Path) -> tuple[list[dict[str, Any]], float]:
+    steps = options.train_steps
+    config = RunConfig(
+        process=ProcessConfig(kind="mixed", k=0.1),
+        model=PRESETS["nano"],
+        data=DataConfig(length=64, limit=100),
+        optim=OptimConfig(lr=3e-3, warmup=min(30, steps), ema=0.98),
+        train=TrainConfig(
+            out=str(out), steps=steps, batch=32, micro_batch=32, seed=options.seed, device="cpu",
+            log_every=5, eval_every=steps, eval_rows=32, save_every=0,
+        ),
+    )  # fmt: skip
+    shutil.rmtree(out, ignore_errors=True)
+    trainer = make_trainer(config, load("pocket").tokenizer)
+    floor = unigram_entropy(trainer.rows, trainer.tokenizer.size)
+    if not trainer.run():
+        raise KeyboardInterrupt
+    records = read_log(out / "log.jsonl")
+    losses = [r["loss"] for r in records if "loss" in r]
+    few = max(1, len(losses) // 10)
+    first, last = np.mean(losses[:few]), np.mean(losses[-few:])
+    screen.print(
+        f"loss {first:.2f} -> {last:.2f} nats per token; token frequencies alone would give {floor:.2f}"
+    )
+    return records, floor
+
+
+def unigram_entropy(rows: Rows, size: int) -> float:
+    """Nats per token of a model that knows nothing but how often each token occurs."""
+    counts = np.bincount(rows.rows.reshape(-1), minlength=size).astype(float)
+    law = counts[counts > 0] / counts.sum()
+    return float(-(law * np.log(law)).sum())

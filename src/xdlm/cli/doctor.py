@@ -1,0 +1,92 @@
+"""`xdlm doctor`: what is installed, and does it work."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from xdlm.cli.options import parse
+from xdlm.errors import UserError
+from xdlm.files import check_writable
+
+_DESCRIPTION = """Say what is installed and whether it works. Exit code 1 if something does not.
+
+examples:
+  xdlm doctor
+"""
+#: Package -> the extra that brings it ("" for the core).
+_PACKAGES = {
+    "torch": "", "numpy": "", "safetensors": "", "PyYAML": "", "tyro": "", "rich": "",
+    "tokenizers": "", "triton": "", "transformers": "text", "datasets": "text", "peft": "text",
+    "pillow": "image", "lm-eval": "eval", "torchmetrics": "eval", "mauve-text": "eval",
+    "fastapi": "serve", "matplotlib": "log", "tensorboard": "log", "wandb": "wandb",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    pass
+
+
+def run(arguments: list[str]) -> None:
+    parse(Options, arguments, prog="xdlm doctor", description=_DESCRIPTION)
+    screen = Console(highlight=False)
+    screen.print(f"xdlm {metadata_version('xdlm')}, Python {platform.python_version()}, "
+                 f"{platform.system()} {platform.machine()}")  # fmt: skip
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    screen.print(f"torch threads: {torch.get_num_threads()}, GPU: {gpu}")
+    table = Table("package", "version", "extra", box=None, pad_edge=False)
+    for package, extra in _PACKAGES.items():
+        version = metadata_version(package)
+        table.add_row(package, version or "[dim]not installed[/dim]", extra)
+    screen.print(table)
+    failed = False
+    for name, check in _CHECKS.items():
+        try:
+            outcome = f"[green]ok[/green]  {check()}"
+        except UserError as error:
+            failed, outcome = True, f"[red]failed[/red]  {error}"
+        screen.print(f"{name}: {outcome}")
+    if failed:
+        sys.exit(1)
+
+
+def metadata_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _check_model() -> str:
+    from xdlm.api import load
+
+    text = load("pocket").sample(1, steps=4, length=16, seed=0).text[0]
+    return f"wrote {text!r}"
+
+
+def _check_corpus() -> str:
+    from xdlm.data import EMBEDDED, read_documents
+
+    sizes = [sum(map(len, read_documents(part))) for part in EMBEDDED]
+    return f"{sizes[0]:,} + {sizes[1]:,} characters"
+
+
+def _check_folder() -> str:
+    check_writable(Path.cwd())
+    return "writable"
+
+
+_CHECKS: dict[str, Callable[[], str]] = {
+    "embedded corpus": _check_corpus,
+    "bundled model": _check_model,
+    "current folder": _check_folder,
+}

@@ -1,0 +1,108 @@
+"""A sampling run as one web page that stands alone: mail it, open it from disk, archive it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from importlib import resources
+from typing import Any
+
+from torch import Tensor
+
+from xdlm.report.colours import LOOKS, MASK
+from xdlm.report.pieces import visible
+from xdlm.sampling import Trajectory
+from xdlm.tokens import TextTokenizer
+
+
+def trajectory_page(
+    trajectory: Trajectory, tokenizer: TextTokenizer, *, title: str, details: Mapping[str, str]
+) -> str:
+    """All samples of a run, step by step, with a slider; `details` goes into a small table.
+
+    The page asks for nothing beyond itself, and its content policy has the browser enforce that.
+    """
+    return _fill(
+        _part("page.html"),
+        {
+            "title": escape(title),
+            "details": _details_rows(details),
+            "colours": _colour_variables(),
+            "legend": _legend(),
+            "style": _part("page.css"),
+            "script": _part("page.js"),
+            "data": _embeddable(page_data(trajectory, tokenizer)),
+        },
+    )
+
+
+def page_data(trajectory: Trajectory, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """What the script of the page draws.
+
+    Most positions keep still in most steps, so a sample is its first frame and then, for each step,
+    a flat list of (position, token, kind of change). Tokens are numbered by `ids` and `pieces`,
+    which hold only those that the run visited.
+    """
+    ids, frames = trajectory.frames.cpu().unique(return_inverse=True)
+    changes = trajectory.changes().cpu()
+    return {
+        "ids": ids.tolist(),
+        "pieces": [visible(piece) for piece in tokenizer.pieces(ids.tolist())],
+        "masks": [
+            i for i, token_id in enumerate(ids.tolist()) if token_id in trajectory.special_ids
+        ],
+        "times": [round(time, 6) for time in trajectory.times],
+        "kinds": {int(kind): look.name for kind, look in LOOKS.items()},
+        "samples": [
+            _sample_data(frames[:, sample], changes[:, sample]) for sample in range(frames.shape[1])
+        ],
+    }
+
+
+def _sample_data(frames_TL: Tensor, changes_TL: Tensor) -> dict[str, Any]:
+    steps = []
+    for before, after, change in zip(frames_TL[:-1], frames_TL[1:], changes_TL, strict=True):
+        position = (before != after).nonzero().squeeze(-1)
+        triples = zip(
+            position.tolist(), after[position].tolist(), change[position].tolist(), strict=True
+        )
+        steps.append([number for triple in triples for number in triple])
+    return {"first": frames_TL[0].tolist(), "steps": steps}
+
+
+def _embeddable(data: dict[str, Any]) -> str:
+    """JSON in which no text can end the script element that holds it."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _details_rows(details: Mapping[str, str]) -> str:
+    return "\n".join(
+        f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(str(value))}</td></tr>'
+        for name, value in details.items()
+    )
+
+
+def _colour_variables() -> str:
+    looks = [MASK, *LOOKS.values()]
+    return " ".join(f"--{look.name}: {look.colour};" for look in looks)
+
+
+def _legend() -> str:
+    """One entry per kind of change, and one for masks; the script fills in the counts."""
+    entries = [(look.name, look.meaning) for look in (*LOOKS.values(), MASK)]
+    return "\n".join(
+        f'<li><span class="swatch {name}"></span>{name} <b id="count-{name}"></b>'
+        f"<small>{escape(meaning)}</small></li>"
+        for name, meaning in entries
+    )
+
+
+def _part(name: str) -> str:
+    return resources.files("xdlm.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace each {{name}}, in one pass: a value that looks like a placeholder stays as it is."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)

@@ -1,0 +1,118 @@
+"""The command line: help for everything, and one clear line for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from xdlm.cli.main import VERBS, main
+
+ROOT = Path(__file__).parents[2]
+RECIPE = str(ROOT / "recipes" / "cpu-tiny.yaml")
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail with code 2 and a single line; gives the line."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    assert stop.value.code == 2, captured
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("xdlm: "), captured.err
+    assert captured.out == ""
+    return lines[0]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_examples(verb: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code in (0, None)
+    assert f"xdlm {verb}" in capsys.readouterr().out
+
+
+def test_usage_lists_every_verb(capsys) -> None:
+    main([])
+    usage = capsys.readouterr().out
+    assert all(verb in usage for verb in VERBS)
+    main(["--version"])
+    assert "xdlm 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["smaple"], "did you mean 'sample'"),
+        (["sample", "--step", "4"], "did you mean '--steps'"),
+        (["sample", "--steps", "many"], "--steps"),
+        (["sample", "--steps", "0"], "at least 1 step"),
+        (["sample", "--top-p", "2"], "top_p must lie in"),
+        (["sample", "--model", "pockte"], "did you mean 'pocket'"),
+        (["sample", "--template", "no hole"], "no hole"),
+        (["sample", "--n", "0"], "at least 1"),
+        (["sample", "--length", "3", "--prefix", "far too long a beginning"], "leaves no room"),
+        (["eval", "pp"], "did you mean 'ppl'"),
+        (["eval", "ppl", "--data", "corpus:test"], "no embedded corpus"),
+        (["eval", "ppl", "--draws", "0"], "at least one draw"),
+        (["train"], "which recipe"),
+        (["train", "nowhere.yaml"], "no such recipe"),
+        (["train", RECIPE, "--optim.lrr", "1"], "did you mean '--optim.lr'"),
+        (["train", RECIPE, "--process.k", "1.5"], "k must lie in"),
+        (["train", RECIPE, "--data.train", "nowhere"], "no such file"),
+        (["train", RECIPE, "--data.tokenizer", "nowhere"], "no tokenizer at"),
+        (["train", RECIPE, "--train.device", "tpu"], "unknown device"),
+        (["tokenizer", "--out", "/proc/nothing"], "cannot write"),
+        (["tokenizer", "--out", "x", "--vocab-size", "10"], "vocab_size must exceed"),
+        (["export", "--model", "nowhere", "--out", "x"], "no model 'nowhere'"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, says) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in complaint(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+
+
+def test_bad_recipe_and_bad_text(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("optim: {warmupp: 3}")
+    line = complaint(capsys, "train", "recipe.yaml")
+    assert "recipe.yaml" in line and "did you mean 'warmup'" in line
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    (tmp_path / "short.txt").write_text("Short.")
+    for name, says in (
+        ("empty", "holds no text"),
+        ("latin", "not UTF-8"),
+        ("short", "fewer than one row"),
+    ):
+        arguments = ["train", RECIPE, "--data.train", f"{name}.txt"]
+        assert says in complaint(capsys, *arguments)
+    assert "holds no text" in complaint(capsys, "eval", "ppl", "--data", "empty.txt")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sample_writes_what_it_shows(capsys, tmp_path: Path) -> None:
+    files = [tmp_path / "t.html", tmp_path / "t.json"]
+    main(["sample", "--steps", "4", "--length", "12", "--seed", "3", "--n", "2", "--show",
+          "--html", str(files[0]), "--json", str(files[1])])  # fmt: skip
+    shown = capsys.readouterr().out
+    record = json.loads(files[1].read_text())
+    assert len(record["text"]) == 2
+    assert all(text.strip() in shown for text in record["text"])
+    assert "<html" in files[0].read_text()
+
+
+def test_sample_fills_a_template(capsys) -> None:
+    main(["sample", "--template", "The <mask:5> was here.", "--steps", "4"])
+    text = capsys.readouterr().out
+    assert text.startswith("The ") and text.strip().endswith(" was here.")
+
+
+def test_eval_writes_json(capsys, tmp_path: Path) -> None:
+    main(["eval", "ppl", "--max-rows", "4", "--draws", "1", "--json", str(tmp_path / "r.json")])
+    shown = capsys.readouterr().out
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert record["weights"] == "ema" and "weights     ema" in shown
+    assert record["n_rows"] == 4 and f"{record['value']:.3f}" in shown

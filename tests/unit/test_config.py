@@ -1,0 +1,119 @@
+"""Configurations: strict reading, recipes, and no field that nothing reads."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from xdlm import UserError, Vocab, config
+from xdlm.config import ProcessConfig, RunConfig, dump_config, load_config, parse_config
+from xdlm.noise import Gidd, Masked, Mixed, Uniform
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_parses_and_round_trips(recipe: Path) -> None:
+    read = load_config(recipe)
+    assert parse_config(dump_config(read)) == read
+
+
+def test_there_are_recipes() -> None:
+    assert len(RECIPES) >= 5
+
+
+def test_paper_defaults() -> None:
+    paper = RunConfig()
+    assert (paper.optim.lr, paper.optim.warmup, paper.optim.weight_decay) == (3e-4, 2500, 0)
+    assert (paper.optim.beta1, paper.optim.beta2, paper.optim.clip) == (0.9, 0.999, 1.0)
+    assert (paper.optim.ema, paper.train.batch, paper.optim.decay) == (0.9999, 512, 0)
+    assert (paper.model.depth, paper.model.width, paper.model.heads) == (12, 768, 12)
+    assert (paper.model.dropout, paper.model.time_conditioning) == (0.1, False)
+    built = paper.process.build(Vocab(10, 9))
+    assert isinstance(built, Mixed) and built.k == 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("optim: {lrr: 1}", "unknown key 'lrr'; did you mean 'lr'"),
+        ("optimm: {}", "unknown key 'optimm'; did you mean 'optim'"),
+        ("optim: {lr: fast}", "expected float, got 'fast'"),
+        ("train: {steps: true}", "expected int, got True"),
+        ("train: {steps: 1.5}", "expected int"),
+        ("train: {precision: float31}", "did you mean 'float32'"),
+        ("model: smal", "unknown preset 'smal'; did you mean 'small'"),
+        ("model: {width: 100, heads: 3}", "multiple of 2 x heads"),
+        ("process: {kind: mixd}", "did you mean 'mixed'"),
+        ("process: {kind: mixed, k: 1.5}", "k must lie in"),
+        ("process: {kind: masked, k: 0.1}", "process.k has no meaning for kind 'masked'"),
+        ("process: {kind: gidd, schedule: cosine}", "no meaning for kind 'gidd'"),
+        ("process: {schedule: linear}", "unknown schedule 'linear'"),
+        ("process: {schedule: cosine, power: 2}", "process.power has no meaning"),
+        ("loss: {weighting: elb}", "did you mean 'elbo'"),
+        ("data: {length: 1}", "data.length must be at least 2"),
+        ("- a", "expected a mapping"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_bad_configurations_are_named(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse_config(text)
+
+
+def test_yaml_floats_without_a_dot() -> None:
+    assert parse_config("optim: {lr: 1e-3}").optim.lr == 1e-3
+
+
+def test_model_may_be_a_preset() -> None:
+    assert parse_config("model: nano").model.width == 64
+
+
+def test_kinds_build_what_they_say() -> None:
+    for kind, cls in (("masked", Masked), ("uniform", Uniform), ("mixed", Mixed), ("gidd", Gidd)):
+        process = ProcessConfig(kind=kind)
+        vocab = process.vocab(100)
+        assert vocab == (Vocab(100) if kind == "uniform" else Vocab(101, 100))
+        assert type(process.build(vocab)) is cls
+
+
+def test_every_field_is_read_somewhere() -> None:
+    """A key that nothing reads is a lie: each field must occur as an attribute in the package, outside
+    of the class that declares it and of checks on it."""
+    read: set[str] = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                inside_check = file.name == "config.py" and isinstance(node.value, ast.Name)
+                if not (inside_check and node.attr not in _process_fields()):
+                    read.add(node.attr)
+    sections = [field.type for field in dataclasses.fields(RunConfig)]
+    for section in sections:
+        cls = getattr(config, str(section))
+        for field in dataclasses.fields(cls):
+            assert field.name in read or field.name in _process_fields(), field.name
+
+
+def _process_fields() -> set[str]:
+    """ProcessConfig.build reads its own fields by name; `test_kinds_build_what_they_say` and the
+    errors above show that each has an effect."""
+    return {field.name for field in dataclasses.fields(ProcessConfig)}
+
+
+@pytest.mark.parametrize("setting", [
+    {"kind": "mixed", "k": 0.3}, {"kind": "gidd", "p_uniform": 0.3}, {"kind": "gidd", "gamma": 2.0},
+    {"kind": "masked", "schedule": "cosine"}, {"kind": "masked", "eps": 0.1},
+    {"kind": "masked", "schedule": "polynomial", "power": 3.0},
+])  # fmt: skip
+def test_every_process_setting_has_an_effect(setting: dict) -> None:
+    vocab = Vocab(10, 9)
+    plain = ProcessConfig(
+        kind=setting["kind"], schedule="polynomial" if "power" in setting else None
+    )
+    changed = ProcessConfig(**setting).build(vocab).coefs(0.3)
+    reference = plain.build(vocab).coefs(0.3)
+    assert (changed.alpha != reference.alpha) or (changed.b_tok != reference.b_tok)

@@ -1,0 +1,96 @@
+"""Imports run one way, and heavy packages wait until they are needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "src" / "xdlm"
+
+#: What each part may import from the rest of the package.
+BASE = {"errors", "structs"}
+MATH = BASE | {"noise", "ops", "objective"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "structs": {"errors"},
+    "files": {"errors"},
+    "bundled": set(),
+    "noise": BASE,
+    "ops": BASE,
+    "objective": BASE | {"noise", "ops"},
+    "models": BASE,
+    "tokens": {"errors"},
+    "data": {"errors", "tokens"},
+    "sampling": MATH | {"models"},
+    "config": MATH | {"models"},
+    "training": MATH | {"models", "tokens", "data", "config", "files", "__init__"},
+    "evaluation": MATH | {"models", "tokens", "data", "sampling", "training", "config", "files"},
+}
+ALLOWED["api"] = set(ALLOWED) - {"__init__"}
+ALLOWED["report"] = set(ALLOWED)
+ALLOWED["__init__"] = {"errors", "structs", "api"}
+ALLOWED["cli"] = {*ALLOWED, "__init__"}
+
+#: The mathematics knows nothing of these.
+FORBIDDEN_IN_MATH = {"transformers", "tokenizers", "yaml", "tyro", "rich", "torch.distributed"}
+#: Optional packages: imported inside functions only.
+LAZY = {"transformers", "triton", "lm_eval", "torch_fidelity", "wandb", "fastapi", "matplotlib",
+        "tokenizers", "tyro", "tensorboard", "datasets", "peft", "PIL"}  # fmt: skip
+
+
+def part_of(file: Path) -> str:
+    relative = file.relative_to(PACKAGE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        if node.module == "xdlm":
+            return [f"xdlm.{alias.name}" for alias in node.names]
+        return [node.module or ""]
+    return []
+
+
+def test_imports_run_one_way() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        part = part_of(file)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for name in imported(node):
+                if not name.startswith("xdlm."):
+                    continue
+                target = name.split(".")[1]
+                target = target if target in ALLOWED else "__init__"
+                assert target == part or target in ALLOWED[part], f"{file}: {name}"
+
+
+def test_mathematics_knows_nothing_of_the_rest() -> None:
+    for part in ("noise", "ops", "objective", "structs.py"):
+        files = [PACKAGE / part] if part.endswith(".py") else (PACKAGE / part).rglob("*.py")
+        for file in files:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                for name in imported(node):
+                    assert not any(
+                        name == bad or name.startswith(f"{bad}.") for bad in FORBIDDEN_IN_MATH
+                    ), f"{file}: {name}"
+
+
+def test_optional_packages_are_imported_late() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in tree.body:
+            for name in imported(node):
+                assert name.split(".")[0] not in LAZY, f"{file}: {name}"
+
+
+def test_import_is_light() -> None:
+    heavy = ("tokenizers", "tyro", "matplotlib", "rich")
+    script = f"import sys, xdlm; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

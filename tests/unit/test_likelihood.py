@@ -1,0 +1,93 @@
+"""The Monte-Carlo bound: right on a known law, and honest about its error."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_sampling import Oracle
+
+from xdlm import UserError, Vocab
+from xdlm.data import Rows
+from xdlm.evaluation import likelihood
+from xdlm.evaluation.likelihood import summarise
+from xdlm.noise import Gidd, Masked, Mixed, Uniform
+
+LAW = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
+ENTROPY = float(-(LAW * LAW.log()).sum())
+
+
+def rows_of(n: int, length: int, tail: int = 0) -> Rows:
+    """Independent tokens of a known law, each character a token."""
+    generator = np.random.default_rng(0)
+    tokens = generator.choice(5, size=n * length + tail, p=LAW.numpy()).astype(np.uint16)
+    return Rows(tokens[: n * length].reshape(n, length), tokens[n * length :], len(tokens), 1)
+
+
+def all_about(process) -> Oracle:
+    law = torch.zeros(process.vocab.size, dtype=torch.float64)
+    law[:5] = LAW
+    return Oracle(lambda z, t: law.log().clamp_min(-80).float().expand(*z.shape, -1), len(law))
+
+
+@pytest.mark.parametrize("process", [
+    Masked(Vocab(6, 5)), Mixed(Vocab(6, 5), k=0.1), Mixed(Vocab(6, 5), k=0.9), Uniform(Vocab(5)),
+    Gidd(Vocab(6, 5)),
+], ids=["masked", "mixed-0.1", "mixed-0.9", "uniform", "gidd"])  # fmt: skip
+def test_bound_equals_the_entropy_of_a_known_law(process) -> None:
+    """With the ideal prediction the bound is tight, so it must come out at the entropy of the very
+    tokens that were drawn, within its own standard error."""
+    rows = rows_of(60, 200, tail=37)
+    result = likelihood(all_about(process), process, rows, draws=4, batch=20, seed=1)
+    every = np.concatenate([rows.rows.reshape(-1), rows.tail])
+    truth = float(-LAW.log()[torch.from_numpy(every.astype(np.int64))].mean())
+    assert result.n_tokens == 60 * 200 + 37 and result.n_rows == 61
+    assert abs(result.nats_per_token - truth) < 4 * result.nats_stderr
+    assert result.nats_stderr < 0.06
+    assert result.value == pytest.approx(math.exp(result.nats_per_token))
+    assert result.bits_per_character == pytest.approx(result.nats_per_token / math.log(2))
+
+
+def test_result_does_not_depend_on_order_of_evaluation_but_on_the_seed() -> None:
+    process, rows = Mixed(Vocab(6, 5)), rows_of(8, 50)
+    same = [likelihood(all_about(process), process, rows, batch=4, seed=2) for _ in range(2)]
+    assert same[0] == same[1]
+    assert likelihood(all_about(process), process, rows, batch=4, seed=3).value != same[0].value
+
+
+def test_averages_are_over_tokens_not_rows() -> None:
+    long, short = torch.full((2, 1), 100.0).double(), torch.full((1, 1), 10.0).double()
+    result = summarise([long, short], [50, 5], seed=0, n_characters=None)
+    assert result.nats_per_token == pytest.approx(2.0)
+    assert result.value == pytest.approx(math.exp(2.0))
+    assert (result.n_rows, result.n_tokens, result.nats_stderr) == (3, 105, 0)
+
+
+@pytest.mark.parametrize("process", [Mixed(Vocab(6, 5), k=0.5), Masked(Vocab(6, 5))])
+def test_standard_error_is_that_of_repeated_measurements(process) -> None:
+    """Fresh text and fresh noise, thirty times: the spread of the results is the stated error."""
+    generator = np.random.default_rng(1)
+    results = []
+    for seed in range(30):
+        tokens = generator.choice(5, size=(16, 50), p=LAW.numpy()).astype(np.uint16)
+        rows = Rows(tokens, tokens[0, :0], tokens.size, 1)
+        results.append(likelihood(all_about(process), process, rows, draws=2, seed=seed))
+    spread = np.std([r.nats_per_token for r in results], ddof=1)
+    stated = np.sqrt(np.mean([r.nats_stderr**2 for r in results]))
+    assert 0.6 < stated / spread < 1.6
+
+
+def test_single_row_takes_its_error_from_the_draws() -> None:
+    process = Mixed(Vocab(6, 5))
+    result = likelihood(all_about(process), process, rows_of(0, 10, tail=9), draws=8)
+    assert result.n_rows == 1 and 0 < result.nats_stderr < 2
+
+
+def test_max_rows_leaves_the_tail_out() -> None:
+    process = Masked(Vocab(6, 5))
+    result = likelihood(all_about(process), process, rows_of(5, 20, tail=7), max_rows=3)
+    assert (result.n_rows, result.n_tokens, result.bits_per_character) == (3, 60, None)
+    with pytest.raises(UserError, match="no text"):
+        likelihood(all_about(process), process, rows_of(0, 20), draws=1)

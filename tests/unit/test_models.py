@@ -1,0 +1,104 @@
+"""The DiT: shapes, invariances, conditioning."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from xdlm import UserError
+from xdlm.models import PRESETS, DiT, DiTConfig
+from xdlm.models.dit import rotary_angles, rotate
+
+NANO = PRESETS["nano"]
+
+
+def awake(config: DiTConfig, vocab: int = 20) -> DiT:
+    """A DiT whose zero-initialised parts have been shaken, so that everything matters."""
+    torch.manual_seed(0)
+    model = DiT(config, vocab).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def test_untrained_model_predicts_the_uniform_law() -> None:
+    logits = DiT(NANO, 20)(torch.randint(0, 20, (2, 7)), torch.rand(2))
+    assert logits.shape == (2, 7, 20)
+    assert (logits == 0).all()
+
+
+def test_paper_size() -> None:
+    """12 x 768 with a GPT-2 vocabulary: the layers are 7.1 M a block, the model 169 M in all."""
+    with torch.device("meta"):
+        model = DiT(PRESETS["small"], 50258)
+    total = sum(p.numel() for p in model.parameters())
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    width, cond = 768, 128
+    by_hand = 12 * width**2 + (4 + 1) * width + 2 * width + 6 * width * (cond + 1)
+    assert block == by_hand
+    assert total == pytest.approx(169.6e6, rel=0.01)
+
+
+def test_attention_looks_both_ways() -> None:
+    model = awake(NANO)
+    z = torch.randint(0, 20, (1, 9))
+    changed = z.clone()
+    changed[0, 4] = (z[0, 4] + 1) % 20
+    difference = (model(z, torch.zeros(1)) - model(changed, torch.zeros(1))).abs().amax(-1)[0]
+    assert (difference > 0).all()
+
+
+def test_rotary_depends_on_relative_position_only() -> None:
+    angles = rotary_angles(12, 8, torch.device("cpu"))
+    q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    turned_q, turned_k = rotate(q.expand(12, 8), angles), rotate(k.expand(12, 8), angles)
+    scores = turned_q @ turned_k.T
+    for offset in range(5):
+        diagonal = scores.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(12), rtol=1e-6, atol=1e-6)
+
+
+def test_time_matters_only_when_asked() -> None:
+    z = torch.randint(0, 20, (2, 5))
+    early, late = torch.tensor([0.1, 0.1]), torch.tensor([0.9, 0.9])
+    blind = awake(NANO)
+    assert torch.equal(blind(z, early), blind(z, late))
+    sighted = awake(dataclasses.replace(NANO, time_conditioning=True))
+    assert not torch.allclose(sighted(z, early), sighted(z, late))
+
+
+def test_labels() -> None:
+    model = awake(dataclasses.replace(NANO, n_classes=3))
+    z, t = torch.randint(0, 20, (1, 5)), torch.zeros(1)
+    outputs = [model(z, t, torch.tensor([label])) for label in (0, 1, 2, -1)]
+    assert torch.equal(outputs[-1], model(z, t))
+    for i in range(3):
+        assert not torch.allclose(outputs[i], outputs[-1])
+    with pytest.raises(UserError, match="without classes"):
+        awake(NANO)(z, t, torch.tensor([0]))
+
+
+def test_batch_entries_do_not_mix() -> None:
+    model = awake(dataclasses.replace(NANO, time_conditioning=True))
+    z, t = torch.randint(0, 20, (3, 6)), torch.tensor([0.1, 0.5, 0.9])
+    together = model(z, t)
+    alone = torch.cat([model(z[i : i + 1], t[i : i + 1]) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_head_on_some_rows_equals_the_whole() -> None:
+    model = awake(NANO)
+    z = torch.randint(0, 20, (2, 6))
+    hidden = model.trunk(z, torch.zeros(2))
+    torch.testing.assert_close(model.head(hidden[:, 3]), model(z, torch.zeros(2))[:, 3])
+
+
+def test_bad_shapes_are_named() -> None:
+    with pytest.raises(UserError, match="multiple of 2 x heads"):
+        DiTConfig(width=100, heads=3)
+    with pytest.raises(UserError, match="dropout"):
+        DiTConfig(dropout=1.0)

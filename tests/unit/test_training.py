@@ -1,0 +1,262 @@
+"""Training: the loss module, resuming after a kill, and learning something."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from xdlm import UserError, load
+from xdlm.api import load_tokenizer
+from xdlm.cli.demo import unigram_entropy
+from xdlm.cli.train import read_rows
+from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig, dump_config
+from xdlm.models import PRESETS, DiT
+from xdlm.noise import Masked
+from xdlm.objective import nelbo
+from xdlm.structs import Batch, Vocab
+from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
+from xdlm.training.ema import Ema
+from xdlm.training.loss import DiffusionLoss
+from xdlm.training.optimizer import learning_rate
+from xdlm.training.runlog import read_log
+from xdlm.training.trainer import Trainer, find_resume
+
+
+def small_run(out: Path, **train) -> RunConfig:
+    settings = {
+        "steps": 12, "batch": 6, "micro_batch": 4, "device": "cpu", "log_every": 1,
+        "eval_every": 0, "save_every": 4, "seed": 5,
+    }  # fmt: skip
+    return RunConfig(
+        process=ProcessConfig(kind="mixed", k=0.1),
+        model=PRESETS["nano"].__class__(
+            depth=1, width=32, heads=2, cond_width=8, dropout=0.1
+        ),  # dropout on: its randomness must resume too
+        data=DataConfig(length=32, limit=2),
+        optim=OptimConfig(lr=1e-3, warmup=5),
+        train=TrainConfig(out=str(out), **{**settings, **train}),  # type: ignore[arg-type]
+    )
+
+
+def trainer_for(config: RunConfig) -> Trainer:
+    tokenizer = load_tokenizer("pocket")
+    rows = read_rows(config.data.train, tokenizer, config.data, limit=config.data.limit)
+    return Trainer(config, tokenizer, rows)
+
+
+def start(config_file: Path, *flags: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "xdlm.cli.main", "train", str(config_file), *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
+def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    steps = 60
+    trainer = trainer_for(small_run(straight, steps=steps, save_every=0))
+    assert trainer.run()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(dump_config(small_run(broken, steps=steps, save_every=5)))
+    process = start(recipe)
+    wait_for(lambda: latest_checkpoint(broken) is not None, process)
+    process.send_signal(how)
+    process.wait(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    stopped_at = open_checkpoint(latest_checkpoint(broken)).step
+    assert 0 < stopped_at < steps, "the run was over before it could be stopped"
+    refused = start(recipe)
+    assert refused.wait(timeout=60) == 2 and "--resume" in refused.stderr.read()
+    resumed = start(recipe, "--resume")
+    assert resumed.wait(timeout=120) == 0, resumed.stderr.read()
+    a, b = (open_checkpoint(latest_checkpoint(run)) for run in (straight, broken))
+    for file in (MODEL, RAW, OPTIMIZER):
+        ours, theirs = a.tensors(file), b.tensors(file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    logs = [
+        [(r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in read_log(run / "log.jsonl")]
+        for run in (straight, broken)
+    ]
+    assert logs[0] == logs[1] and len(logs[0]) == steps
+
+
+def test_changed_settings_cannot_be_resumed(tmp_path: Path) -> None:
+    trainer_for(small_run(tmp_path, steps=2)).run()
+    other = small_run(tmp_path, steps=4, batch=8)
+    with pytest.raises(UserError, match=r"train\.batch was 6 and is now 8"):
+        trainer_for(other).restore(find_resume(tmp_path, resume=True))
+
+
+def test_keeps_only_so_many_checkpoints(tmp_path: Path) -> None:
+    trainer_for(small_run(tmp_path, steps=5, save_every=1, keep=2)).run()
+    assert [p.name for p in sorted(tmp_path.glob("step-*"))] == ["step-00000004", "step-00000005"]
+    assert load(tmp_path, device="cpu").step == 5
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
+    losses = []
+    for micro in (6, 2):
+        trainer = trainer_for(small_run(tmp_path / str(micro), micro_batch=micro))
+        for block in trainer.model.blocks:
+            block.dropout = 0.0
+        losses.append([float(trainer._one_step()[1]) for _ in range(3)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_loss_module_equals_nelbo_on_all_rows() -> None:
+    """Skipping rows of zero weight, gathering and chunking change nothing."""
+    process = Masked(Vocab(20, 19))
+    torch.manual_seed(0)
+    model = DiT(PRESETS["nano"], 20).eval()
+    torch.nn.init.normal_(model.out.weight)
+    batch = Batch(torch.randint(0, 19, (4, 16)), torch.arange(4))
+    sums = DiffusionLoss(process)(model, batch, seed=3, step=0, global_batch=4)
+    from xdlm.objective import stratified_times
+    from xdlm.ops import Stream, uniform
+
+    t = stratified_times(3, 0, torch.arange(4), 4, time_range=process.time_range)
+    u = uniform(3, Stream.CORRUPT, torch.arange(4)[:, None], torch.arange(16)[None])
+    z = process.corrupt(batch.tokens, t, uniform=u)
+    low, high = process.time_range
+    expected = nelbo(process, model(z, t), batch.tokens, z, t).double().sum() * (high - low)
+    torch.testing.assert_close(sums.loss, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_thinning_kept_rows_is_unbiased() -> None:
+    config = ProcessConfig(kind="mixed", k=0.5)
+    process = config.build(Vocab(20, 19))
+    torch.manual_seed(0)
+    model = DiT(PRESETS["nano"], 20).eval()
+    torch.nn.init.normal_(model.out.weight)
+    tokens = torch.randint(0, 19, (256, 16))
+    full, thinned = [], []
+    for repeat in range(12):
+        batch = Batch(tokens, repeat * 256 + torch.arange(256))
+        for rows, losses in ((1.0, full), (0.2, thinned)):
+            loss = DiffusionLoss(process, kept_rows=rows)
+            sums = loss(model, batch, seed=0, step=repeat, global_batch=256)
+            losses.append(float(sums.elbo) / tokens.numel())
+    difference = np.array(thinned) - np.array(full)
+    assert difference.std() > 0
+    assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(len(difference))
+
+
+def test_splitting_a_batch_over_processes_gives_the_same_noise() -> None:
+    process = ProcessConfig().build(Vocab(20, 19))
+    model = DiT(PRESETS["nano"], 20).eval()
+    torch.nn.init.normal_(model.out.weight)
+    tokens, index = torch.randint(0, 19, (8, 16)), 40 + torch.arange(8)
+    loss = DiffusionLoss(process)
+
+    def total(part: slice) -> float:
+        batch = Batch(tokens[part], index[part])
+        return float(loss(model, batch, seed=1, step=5, global_batch=8).elbo)
+
+    whole = total(slice(None))
+    for ways in (2, 4, 8):
+        np.testing.assert_allclose(
+            sum(total(slice(i, None, ways)) for i in range(ways)), whole, 1e-6
+        )
+
+
+def test_label_dropout_is_keyed_by_sample() -> None:
+    loss = DiffusionLoss(Masked(Vocab(20, 19)), label_dropout=0.25)
+    label, index = torch.arange(4000) % 10, torch.arange(4000)
+    dropped = loss._drop_labels(label, index, seed=0)
+    assert ((dropped == -1) | (dropped == label)).all()
+    assert abs((dropped == -1).double().mean() - 0.25) < 0.03
+    assert torch.equal(loss._drop_labels(label[1000:], index[1000:], seed=0), dropped[1000:])
+
+
+def test_learning_rate() -> None:
+    config = OptimConfig(lr=1.0, warmup=10, decay=20)
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == rates[50] == 1.0
+    assert rates[90] == pytest.approx(0.5) and rates[99] == pytest.approx(0.05)
+    assert learning_rate(OptimConfig(lr=1.0, warmup=0), 0, 10) == 1.0
+
+
+def test_ema_follows_and_steps_aside() -> None:
+    model = torch.nn.Linear(2, 2)
+    ema = Ema(model, decay=0.5)
+    start = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    ema.update(model, n_updates=1000)
+    torch.testing.assert_close(ema.average["weight"], start + 0.5)
+    with ema.applied(model):
+        torch.testing.assert_close(model.weight, start + 0.5)
+    torch.testing.assert_close(model.weight, start + 1.0)
+
+
+def test_text_shorter_than_a_row(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("Too short.")
+    config = small_run(tmp_path / "run")
+    tokenizer = load_tokenizer("pocket")
+    rows = read_rows(str(tmp_path / "short.txt"), tokenizer, config.data)
+    with pytest.raises(UserError, match="fewer than one row of 32"):
+        Trainer(config, tokenizer, rows)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["masked", "uniform", "mixed", "gidd"])
+def test_a_small_model_beats_token_frequencies(tmp_path: Path, kind: str) -> None:
+    """The bound on the training text falls below the entropy of single tokens: it uses context.
+
+    A text of few, regular sentences, so that half a minute on one core is enough.
+    """
+    generator = np.random.default_rng(0)
+    who, did, what = (
+        ["The cat", "A dog", "My aunt"],
+        ["saw", "ate", "sold"],
+        ["mice", "pies", "hats"],
+    )
+    lines = [
+        f"{who[i]} {did[j]} {what[k]}." for i, j, k in generator.integers(0, 3, size=(4000, 3))
+    ]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    config = RunConfig(
+        process=ProcessConfig(kind=kind),
+        model=PRESETS["nano"],
+        data=DataConfig(train=str(tmp_path / "text.txt"), val=None, length=32),
+        optim=OptimConfig(lr=5e-3, warmup=20, ema=0.98),
+        train=TrainConfig(
+            out=str(tmp_path / "run"), steps=150, batch=32, micro_batch=32, device="cpu",
+            log_every=50, eval_every=0, save_every=0,
+        ),
+    )  # fmt: skip
+    trainer = trainer_for(config)
+    assert trainer.run()
+    model = load(tmp_path / "run", device="cpu")
+    assert model.weights == "ema"
+    bound = model.perplexity_of(trainer.rows, draws=2, max_rows=64, batch=32)
+    assert bound.nats_per_token + 3 * bound.nats_stderr < unigram_entropy(
+        trainer.rows, trainer.tokenizer.size
+    )
+
+
+def test_log_survives_a_cut_line(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text(json.dumps({"step": 1, "loss": 2.0}) + '\n{"step": 2, "lo')
+    assert read_log(file) == [{"step": 1, "loss": 2.0}]
