@@ -107,7 +107,7 @@ def test_sample_writes_what_it_shows(capsys, tmp_path: Path) -> None:
 def test_sample_fills_a_template(capsys) -> None:
     main(["sample", "--template", "The <mask:5> was here.", "--steps", "4"])
     text = capsys.readouterr().out
-    assert text.startswith("The ") and text.strip().endswith(" was here.")
+    assert text.startswith("The") and text.strip().endswith(" was here.")
 
 
 def test_eval_writes_json(capsys, tmp_path: Path) -> None:

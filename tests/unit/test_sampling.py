@@ -229,7 +229,7 @@ def test_trajectory_changes() -> None:
 
 def test_template() -> None:
     pieces = parse_template("A <mask:3> b<mask>.")
-    assert [(p.text, p.hole) for p in pieces] == [("A ", 0), ("", 3), (" b", 0), ("", 1), (".", 0)]
+    assert [(p.text, p.hole) for p in pieces] == [("A", 0), ("", 3), (" b", 0), ("", 1), (".", 0)]
     for bad in ("no hole", "<mask:0>"):
         with pytest.raises(UserError):
             parse_template(bad)

@@ -47,7 +47,7 @@ class Options:
     """Same seed, same demo."""
     steps: int = 32
     """Reverse steps when sampling."""
-    rows: int = 64
+    rows: int = 160
     """Rows of held-out text to measure perplexity on."""
     train_steps: int = 300
     """Steps of training for the small model."""

@@ -18,11 +18,17 @@ class Piece(NamedTuple):
 
 
 def parse_template(template: str) -> list[Piece]:
-    """`"The <mask:12> sat."` as pieces; `<mask>` is a hole of one token."""
+    """`"The <mask:12> sat."` as pieces; `<mask>` is a hole of one token.
+
+    A space before a hole belongs to the hole: tokens carry the space in front of them, so a text
+    that ends in a lone space would look to the model like nothing that it has seen.
+    """
     pieces, end = [], 0
     for match in _HOLE.finditer(template):
         if match.start() > end:
-            pieces.append(Piece(template[end : match.start()], 0))
+            text = template[end : match.start()].removesuffix(" ")
+            if text:
+                pieces.append(Piece(text, 0))
         size = int(match[1]) if match[1] is not None else 1
         if size < 1:
             raise UserError(f"a hole must have at least one token, got '{match[0]}'")

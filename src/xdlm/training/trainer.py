@@ -88,6 +88,9 @@ class Trainer:
         )  # fmt: skip
         self.order = ShuffledOrder(len(rows), config.train.seed)
         self.step = 0
+        # Sums since the last line of the log: loss, bound, number of steps. Saved with the state, so
+        # that a resumed run writes the same log.
+        self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
         if config.train.compile:
             self.model.trunk = torch.compile(self.model.trunk)  # type: ignore[method-assign]
@@ -110,19 +113,18 @@ class Trainer:
             )
             mark, mark_step = time.perf_counter(), self.step
             while self.step < config.steps and not interrupted():
-                rate, loss, elbo, norm = self._one_step()
+                rate, norm = self._one_step()
                 self.step += 1
                 if self.step % config.log_every == 0 or self.step == config.steps:
+                    loss, elbo = self._mean_since_log()
                     seconds = time.perf_counter() - mark
                     tokens = (self.step - mark_step) * config.batch * self.rows.length
                     speed = tokens / max(seconds, 1e-9)
-                    fields = {"loss": loss.item(), "elbo": elbo.item(), "grad_norm": norm.item()}
-                    if not math.isfinite(fields["loss"]):
-                        raise UserError(
-                            f"the loss is {fields['loss']} at step {self.step}; lower optim.lr"
-                        )
-                    log.record(step=self.step, **fields, lr=rate, tokens_per_s=round(speed))
-                    log.show(self.step, f"loss {fields['loss']:.3f}  {_si(speed)} tok/s")
+                    log.record(
+                        step=self.step, loss=loss, elbo=elbo, grad_norm=norm.item(), lr=rate,
+                        tokens_per_s=round(speed),
+                    )  # fmt: skip
+                    log.show(self.step, f"loss {loss:.3f}  {_si(speed)} tok/s")
                     mark, mark_step = time.perf_counter(), self.step
                 if self._due(config.eval_every) and self.validate is not None:
                     self._validate(log)
@@ -137,8 +139,8 @@ class Trainer:
             log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
         return finished
 
-    def _one_step(self) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the learning rate, loss and bound per token (tensors), and the gradient's norm."""
+    def _one_step(self) -> tuple[float, torch.Tensor]:
+        """One optimiser step. Returns the learning rate and the gradient's norm before clipping."""
         config = self.config
         batch = config.train.batch
         # Dropout is the one thing that uses torch's own generator: a new seed for each step.
@@ -148,20 +150,27 @@ class Trainer:
             group["lr"] = rate
         self.model.train()
         n_tokens = batch * self.rows.length
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        elbo = torch.zeros_like(loss)
         for part in self._micro_batches():
             sums = self.loss(
                 self.model, part, seed=config.train.seed, step=self.step, global_batch=batch
             )
             (sums.loss / n_tokens).backward()
-            loss += sums.loss.detach()
-            elbo += sums.elbo
+            self._since_log[0] += sums.loss.detach() / n_tokens
+            self._since_log[1] += sums.elbo / n_tokens
+        self._since_log[2] += 1
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.model, self.step + 1)
-        return rate, loss / n_tokens, elbo / n_tokens, norm
+        return rate, norm
+
+    def _mean_since_log(self) -> tuple[float, float]:
+        """Loss and bound per token, averaged over the steps since the last line of the log."""
+        loss, elbo, count = self._since_log.tolist()
+        self._since_log.zero_()
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss} at step {self.step}; lower optim.lr")
+        return loss / count, elbo / count
 
     def _micro_batches(self) -> Iterator[Batch]:
         batch, micro = self.config.train.batch, self.config.train.micro_batch
@@ -198,7 +207,10 @@ class Trainer:
                 RAW: dict(self.model.named_parameters()),
                 OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
             },
-            extra={"tokens": self.step * self.config.train.batch * self.rows.length},
+            extra={
+                "tokens": self.step * self.config.train.batch * self.rows.length,
+                "since_log": self._since_log.tolist(),
+            },
         )
         for old in sorted(self.out.glob("step-*"))[: -self.config.train.keep]:
             shutil.rmtree(old)
@@ -215,6 +227,7 @@ class Trainer:
             restore_optimizer(
                 self.optimizer, self.model, checkpoint.tensors(OPTIMIZER), checkpoint.step
             )
+        self._since_log.copy_(torch.tensor(checkpoint.meta["since_log"], dtype=torch.float64))
         self.step = checkpoint.step
 
 
