@@ -111,7 +111,7 @@ class LossConfig:
 
     weighting: str = "elbo"
     """elbo, or GIDD's clipped or dynamic weights."""
-    impl: Literal["auto", "eager", "chunked"] = "auto"
+    impl: Literal["auto", "eager", "chunked", "fused"] = "auto"
     """How the head and the sums over the vocabulary are computed."""
     kept_rows: float = 0.1
     """Share of unchanged tokens (z = x) that the loss looks at, weighed up by its inverse: unbiased,

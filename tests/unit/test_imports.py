@@ -82,9 +82,12 @@ def test_mathematics_knows_nothing_of_the_rest() -> None:
 def test_optional_packages_are_imported_late() -> None:
     for file in PACKAGE.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
+        # Modules of kernels import Triton at their top, and are themselves imported late.
+        lazy = LAZY - {"triton"} if file.name.startswith("fused") else LAZY
         for node in tree.body:
             for name in imported(node):
-                assert name.split(".")[0] not in LAZY, f"{file}: {name}"
+                assert not name.startswith("xdlm.ops.fused") or file.name.startswith("fused")
+                assert name.split(".")[0] not in lazy, f"{file}: {name}"
 
 
 def test_import_is_light() -> None:

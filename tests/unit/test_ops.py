@@ -7,8 +7,8 @@ import torch
 
 from xdlm import UserError, Vocab
 from xdlm.noise import Masked, Mixed
-from xdlm.objective import nelbo_of_stats, row_log_c
-from xdlm.ops import Stream, categorical, chunked, row_stats, uniform
+from xdlm.objective import elbo_weight, nelbo_of_stats, nelbo_with_gradient, row_log_c
+from xdlm.ops import Stream, categorical, chunked, resolve_impl, row_loss, row_stats, uniform
 from xdlm.ops.counter import philox
 
 
@@ -41,7 +41,7 @@ def loss_and_grads(impl: str, hidden, weight, bias, x, z, process, t: float):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
 def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k) -> None:
-    monkeypatch.setattr(chunked, "_CHUNK_ELEMENTS", 5 * vocab)  # several ragged chunks
+    monkeypatch.setattr(chunked.TorchBlock, "elements", 5 * vocab)  # several ragged chunks
     process = Mixed(Vocab(vocab, mask_id), k=k)
     inputs = head_inputs(rows, width, vocab, mask_id, torch.float64, bias=bias)
     reference = loss_and_grads("eager", *inputs, process, 0.4)
@@ -49,6 +49,40 @@ def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k)
         loss_and_grads("chunked", *inputs, process, 0.4), reference, strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("t", [0.02, 0.5, 0.99])
+def test_one_sweep_equals_autograd(monkeypatch, k: float, t: float) -> None:
+    """`row_loss` with the closed-form derivatives against `row_stats` and automatic ones."""
+    vocab, mask_id = 101, 40
+    monkeypatch.setattr(chunked.TorchBlock, "elements", 7 * vocab)
+    process = Mixed(Vocab(vocab, mask_id), k=k)
+    hidden, weight, bias, x, z = head_inputs(37, 8, vocab, mask_id, torch.float64)
+    z = torch.where(z == mask_id, z, x) if k == 0 else z
+    *_, reference, by_hidden, by_weight, by_bias = loss_and_grads(
+        "eager", hidden, weight, bias, x, z, process, t
+    )
+    coefs = process.coefs(torch.full(x.shape, t, dtype=torch.float64))
+    weights = elbo_weight(coefs, x, z)
+
+    def losses(stats, rows):
+        return nelbo_with_gradient(coefs.index(rows), stats, x[rows], z[rows], weights[rows])
+
+    total = row_loss(
+        hidden, weight, bias, x, z, row_log_c(process, coefs, x), losses,
+        mask_id=process.special_ids,
+    )  # fmt: skip
+    gradients = torch.autograd.grad(3 * total, (hidden, weight, bias))
+    torch.testing.assert_close(total, reference.double(), rtol=1e-9, atol=1e-12)
+    for ours, theirs in zip(gradients, (by_hidden, by_weight, by_bias), strict=True):
+        torch.testing.assert_close(ours, 3 * theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_fused_by_name_needs_a_gpu() -> None:
+    assert resolve_impl("auto", torch.device("cpu")) == "chunked"
+    with pytest.raises(UserError, match="impl='fused' cannot run here"):
+        resolve_impl("fused", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

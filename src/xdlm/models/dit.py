@@ -196,6 +196,7 @@ def rotary_angles(
 
 def rotate(h: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """Turn feature pairs (i, i + half) of `h` [..., length, head_width] by their angles."""
-    cos, sin = (part.to(h.dtype) for part in angles)
-    first, second = h.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    cos, sin = angles
+    first, second = h.to(torch.promote_types(h.dtype, torch.float32)).chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(h.dtype)

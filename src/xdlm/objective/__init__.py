@@ -4,6 +4,7 @@ from xdlm.objective.bound import End, bound_ends
 from xdlm.objective.losses import (
     nelbo,
     nelbo_of_stats,
+    nelbo_with_gradient,
     row_log_c,
     step_kl,
     step_kl_between,
@@ -28,6 +29,7 @@ __all__ = [
     "elbo_weight",
     "nelbo",
     "nelbo_of_stats",
+    "nelbo_with_gradient",
     "row_log_c",
     "step_kl",
     "step_kl_between",

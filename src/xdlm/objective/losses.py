@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from xdlm.noise import NoiseProcess
-from xdlm.objective.divergence import log_ratio, marginal_kl, rate_divergence
+from xdlm.objective.divergence import (
+    log_ratio,
+    marginal_kl,
+    rate_divergence,
+    rate_divergence_gradient,
+)
 from xdlm.objective.weighting import Weighting, elbo_weight
 from xdlm.ops import stats_of_logits
 from xdlm.structs import Coefs, RowStats, align
@@ -35,6 +40,16 @@ def nelbo_of_stats(
     weight = weighting(coefs, x, z)
     divergence = rate_divergence(coefs, stats, x, z, weight > 0)
     return (weight * divergence).to(stats.S.dtype)
+
+
+def nelbo_with_gradient(
+    coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, weight: Tensor
+) -> tuple[Tensor, RowStats]:
+    """Losses of rows under given weights, float64, and their derivatives by each statistic."""
+    where = weight > 0
+    losses = weight * rate_divergence(coefs, stats, x, z, where)
+    gradient = rate_divergence_gradient(coefs, stats, x, z, where)
+    return losses, RowStats(*(weight * d for d in gradient))
 
 
 def step_kl(

@@ -11,6 +11,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from xdlm.ops.device import has_triton
+
 _WORD = 0xFFFFFFFF
 _MUL = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -43,7 +45,12 @@ def uniform(seed: int, stream: Stream, sample: Tensor, position: Tensor, step: i
         torch.full_like(sample, step & _WORD),
         ((sample >> 32) & 0xFFFFFF) | (int(stream) << 24),
     )
-    high, low, _, _ = philox(counter, (seed & _WORD, (seed >> 32) & _WORD))
+    key = (seed & _WORD, (seed >> 32) & _WORD)
+    if sample.is_cuda and has_triton():
+        from xdlm.ops.fused_counter import fused_uniform
+
+        return fused_uniform(key, counter)
+    high, low, _, _ = philox(counter, key)
     bits = ((high << 21) | (low >> 11)) & ((1 << 53) - 1)
     return bits.to(torch.float64) * 2.0**-53
 

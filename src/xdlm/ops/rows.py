@@ -1,8 +1,12 @@
-"""`row_stats`: the output head fused with the four numbers per row that every loss needs."""
+"""The output head together with the four numbers per row that every loss needs.
+
+Two entries: `row_stats` gives the numbers, with gradients; `row_loss` gives a sum of losses of them
+and takes the gradient on the way, while a block of logits is at hand, which saves computing it twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -10,12 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xdlm.errors import UserError, did_you_mean
+from xdlm.ops.device import has_triton
 from xdlm.structs import RowStats
 
-Impl = Literal["auto", "eager", "chunked"]
+Impl = Literal["auto", "eager", "chunked", "fused"]
 
-#: Beyond this, torch's softplus returns its argument; e^-40 is below float64's resolution.
-SOFTPLUS_THRESHOLD = 40.0
+#: From statistics of some rows (a slice of all): their losses, and the losses' derivatives by each
+#: statistic.
+RowLoss = Callable[[RowStats, slice], tuple[Tensor, RowStats]]
 
 
 def row_stats(
@@ -35,27 +41,69 @@ def row_stats(
     when no sum over the vocabulary is needed (S is then 0). `mask_id` names the special token or
     tokens, whose logits count as -inf. Logits are float32 from here on, or float64 if `hidden` is.
 
-    `impl`: "eager" holds all logits; "chunked" never holds more than a few hundred rows of them and
-    computes them again in the backward pass. "auto" is "chunked".
+    `impl`: "eager" holds all logits; "chunked" holds a bounded block of rows of them and computes
+    them again in the backward pass; "fused" does the same with Triton kernels on a GPU. "auto" is
+    "fused" where it can run and "chunked" elsewhere.
     """
-    if impl not in get_args(Impl):
-        raise UserError(f"unknown impl '{impl}'{did_you_mean(impl, get_args(Impl))}")
+    impl = resolve_impl(impl, hidden.device)
     special = special_tuple(mask_id)
-    # The head's parameters follow the trunk's dtype; a gradient flows back through the cast.
-    weight = weight.to(hidden.dtype)
-    bias = None if bias is None else bias.to(hidden.dtype)
+    weight, bias = _as_hidden(hidden, weight, bias)
     if impl == "eager":
-        logits = F.linear(hidden, weight, bias)
-        return stats_of_logits(logits, x, z, log_c, mask_id=special)
-    from xdlm.ops.chunked import chunked_row_stats
+        return stats_of_logits(F.linear(hidden, weight, bias), x, z, log_c, mask_id=special)
+    from xdlm.ops.blocks import blocked_row_stats
 
     shape = x.shape
     flat_c = None if log_c is None else log_c.reshape(-1)
-    stats = chunked_row_stats(
+    stats = blocked_row_stats(
         hidden.reshape(-1, hidden.shape[-1]), weight, bias, x.reshape(-1), z.reshape(-1), flat_c,
-        special,
+        special, impl,
     )  # fmt: skip
     return RowStats(*(field.reshape(shape) for field in stats))
+
+
+def row_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    z: Tensor,
+    log_c: Tensor | None,
+    loss: RowLoss,
+    *,
+    mask_id: int | Sequence[int] | None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """The sum over rows of a loss of their statistics, float64, with gradients to the head's inputs.
+
+    Rows are flat here: `hidden` [R, d], `x`, `z`, `log_c` [R].
+    """
+    impl = resolve_impl(impl, hidden.device)
+    if impl == "eager":
+        raise UserError("row_loss works in blocks; for impl='eager' use row_stats and its gradient")
+    from xdlm.ops.blocks import blocked_row_loss
+
+    weight, bias = _as_hidden(hidden, weight, bias)
+    special = special_tuple(mask_id)
+    return blocked_row_loss(hidden, weight, bias, x, z, log_c, special, impl, loss)
+
+
+def resolve_impl(impl: Impl, device: torch.device) -> Impl:
+    """What `impl` means on a device: "auto" falls back, a name that cannot run there is an error."""
+    if impl not in get_args(Impl):
+        raise UserError(f"unknown impl '{impl}'{did_you_mean(impl, get_args(Impl))}")
+    if impl not in ("auto", "fused"):
+        return impl
+    obstacle = fused_obstacle(device)
+    if impl == "fused" and obstacle:
+        raise UserError(f"impl='fused' cannot run here: {obstacle}; use 'auto' or 'chunked'")
+    return "chunked" if obstacle else "fused"
+
+
+def fused_obstacle(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on a device; None if they can."""
+    if device.type != "cuda":
+        return f"the Triton kernels need a CUDA device, not {device.type}"
+    return None if has_triton() else "Triton is not installed"
 
 
 def stats_of_logits(
@@ -76,9 +124,26 @@ def stats_of_logits(
     lse = top[..., 0].double() + log_sum.double()
     if log_c is None:
         return RowStats(lse, logit_x, logit_z, torch.zeros_like(log_sum))
-    shifted = relative + (log_c.to(logits.dtype) - log_sum)[..., None]
-    softplus = F.softplus(shifted, threshold=SOFTPLUS_THRESHOLD)
-    return RowStats(lse, logit_x, logit_z, softplus.sum(-1))
+    c = log_c.to(logits.dtype).exp()
+    probs = (relative - log_sum[..., None]).exp()
+    return RowStats(lse, logit_x, logit_z, torch.log1p(c[..., None] * probs).sum(-1))
+
+
+def head_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, special: tuple[int, ...] = ()
+) -> Tensor:
+    """Logits [R, V] in float32 (or float64), special tokens at -inf. On a GPU the sums of a product
+    of low precision come out unrounded."""
+    weight, bias = _as_hidden(hidden, weight, bias)
+    dtype = work_dtype(hidden.dtype)
+    if hidden.dtype == dtype or not hidden.is_cuda:
+        return forbid(F.linear(hidden, weight, bias).to(dtype), special)
+    logits = torch.mm(hidden, weight.T, out_dtype=dtype)
+    if bias is not None:
+        logits += bias
+    if special:
+        logits[:, list(special)] = -torch.inf
+    return logits
 
 
 def forbid(logits: Tensor, special: tuple[int, ...]) -> Tensor:
@@ -97,3 +162,8 @@ def special_tuple(mask_id: int | Sequence[int] | None) -> tuple[int, ...]:
     if mask_id is None:
         return ()
     return (mask_id,) if isinstance(mask_id, int) else tuple(mask_id)
+
+
+def _as_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The head's parameters in the trunk's dtype; a gradient flows back through the cast."""
+    return weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)

@@ -18,7 +18,8 @@ from torch import Tensor
 from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
-from xdlm.ops import Stream, categorical, forbid, uniform
+from xdlm.ops import Stream, categorical, forbid, head_logits, uniform
+from xdlm.ops.rows import fused_obstacle
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.step import StepUniforms, apply_plan, decide_rows, plan_step
 from xdlm.sampling.trajectory import Trajectory
@@ -123,7 +124,7 @@ def sample(
         z = torch.where(frozen, given.to(device), z)
     step_fn = _thinned_step if config.impl == "thinned" else _dense_step
     frames, times = [z], [1.0]
-    nfe, head_rows = torch.zeros(batch, dtype=torch.int64), 0
+    nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
     for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
         uniforms = StepUniforms(
             *(draw(stream, i) for stream in
@@ -132,7 +133,7 @@ def sample(
         argmax = leg.last and config.last == "argmax"
         reshape = replace(config.filter, temperature=0.0) if argmax else config.filter
         z, evaluated, rows = step_fn(denoiser, process, leg, z, free, label, uniforms, reshape)
-        nfe += evaluated.cpu()
+        nfe += evaluated
         head_rows += rows
         if record:
             frames.append(z)
@@ -142,7 +143,7 @@ def sample(
     path = None
     if record:
         path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
-    return Sample(z, nfe, head_rows, path)
+    return Sample(z, nfe.cpu(), head_rows, path)
 
 
 def _thinned_step(
@@ -158,34 +159,87 @@ def _thinned_step(
     """Next state, which sequences went through the trunk, and how many rows through the head."""
     plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, free)
     needs_head = plan.needs_head
+    rows: tuple[Tensor, ...]
     evaluated = needs_head.any(1)
-    rows = needs_head.nonzero(as_tuple=True)
-    is_noise, drawn = (torch.empty(0, device=z.device) for _ in range(2))
-    if rows[0].numel():
+    if z.is_cuda:
+        # Counting the rows would make the device wait for the host; let the count travel back while
+        # the trunk runs. In return every sequence goes through the trunk.
+        count = _CountOnItsWay(needs_head)
+        evaluated = torch.ones_like(evaluated)
+        hidden = _run_trunk(denoiser, leg, z, label).flatten(0, 1)
+        flat = _compact(needs_head.flatten())[: count.arrived()]
+        rows = (flat // z.shape[1], flat % z.shape[1])
+        hidden = hidden[flat]
+    else:
+        rows = needs_head.nonzero(as_tuple=True)
         active = evaluated.nonzero()[:, 0]
-        hidden = denoiser.trunk(
-            z[active], torch.full_like(active, leg.t, dtype=torch.float32),
-            None if label is None else label[active],
-        )  # fmt: skip
-        hidden = hidden[needs_head[active]]
-        parts = [
-            decide_rows(leg.at_t.index(rows[0][part]), logits, z[rows][part],
-                        uniforms.accept[rows][part], uniforms.token[rows][part])
-            for part, logits in _head_in_parts(denoiser, process, hidden, reshape)
-        ]  # fmt: skip
-        is_noise, drawn = (torch.cat(column) for column in zip(*parts, strict=True))
+        if not len(active):
+            nothing = torch.empty(0, dtype=torch.int64)
+            z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
+            return z, evaluated, 0
+        active_label = None if label is None else label[active]
+        hidden = _run_trunk(denoiser, leg, z[active], active_label)[needs_head[active]]
+    is_noise, drawn = _decide(denoiser, process, leg, z[rows], hidden, rows, uniforms, reshape)
     z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, is_noise, drawn)
     return z, evaluated, rows[0].numel()
 
 
-def _head_in_parts(
-    denoiser: Denoiser, process: NoiseProcess, hidden: Tensor, reshape: Filter
-) -> Iterator[tuple[slice, Tensor]]:
-    """Reshaped logits of gathered rows, so many at a time that they never fill the memory."""
+def _run_trunk(denoiser: Denoiser, leg: Leg, z: Tensor, label: Tensor | None) -> Tensor:
+    return denoiser.trunk(z, torch.full(z.shape[:1], leg.t, device=z.device), label)
+
+
+def _decide(
+    denoiser: Denoiser,
+    process: NoiseProcess,
+    leg: Leg,
+    z: Tensor,
+    hidden: Tensor,
+    rows: tuple[Tensor, ...],
+    uniforms: StepUniforms,
+    reshape: Filter,
+) -> tuple[Tensor, Tensor]:
+    """The head on gathered rows, so many at a time that their logits never fill the memory."""
+    at_t = leg.at_t.index(rows[0])
+    accept, token = uniforms.accept[rows], uniforms.token[rows]
+    fused = fused_obstacle(hidden.device) is None
     size = max(1, _HEAD_ELEMENTS // process.vocab.size)
+    parts = []
     for start in range(0, len(hidden), size):
         part = slice(start, start + size)
-        yield part, reshape(forbid(denoiser.head(hidden[part]), process.special_ids))
+        logits = head_logits(
+            hidden[part], denoiser.head_weight, denoiser.head_bias, process.special_ids
+        )
+        parts.append(
+            decide_rows(
+                at_t.index(part), reshape(logits), z[part], accept[part], token[part], fused=fused
+            )
+        )
+    if not parts:
+        return z.bool(), z
+    is_noise, drawn = zip(*parts, strict=True)
+    return torch.cat(is_noise), torch.cat(drawn)
+
+
+class _CountOnItsWay:
+    """The number of True in a mask, copied to the host without stopping either side."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
+        self._count.copy_(mask.sum(), non_blocking=True)
+        self._done = torch.cuda.Event()
+        self._done.record()
+
+    def arrived(self) -> int:
+        self._done.synchronize()
+        return int(self._count)
+
+
+def _compact(mask: Tensor) -> Tensor:
+    """The places where a flat mask is True come first, in order; what follows them is arbitrary."""
+    place = torch.arange(len(mask), device=mask.device)
+    rank = mask.cumsum(0) - 1
+    target = torch.where(mask, rank, len(mask))
+    return place.new_zeros(len(mask) + 1).scatter_(0, target, place)
 
 
 def _dense_step(

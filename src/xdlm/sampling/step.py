@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from xdlm.noise import NoiseProcess
-from xdlm.ops import categorical, forbid
+from xdlm.ops import categorical, draw_and_weigh, forbid
 from xdlm.structs import Coefs, align
 
 
@@ -65,16 +65,16 @@ def plan_step(
 
 
 def decide_rows(
-    at_t: Coefs, logits: Tensor, z: Tensor, accept: Tensor, token: Tensor
+    at_t: Coefs, logits: Tensor, z: Tensor, accept: Tensor, token: Tensor, *, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
     """For gathered rows [R]: whether z was noise, and a draw from the prediction.
 
     `logits` [R, V] have special tokens at -inf and filters applied; `at_t` is per row.
     """
-    p_z = (logits.gather(1, z[:, None])[:, 0] - logits.logsumexp(-1)).double().exp()
+    drawn, p_z = draw_and_weigh(logits, token, z, fused=fused)
     noise = at_t.b.at(z)
     is_noise = accept * (at_t.alpha * p_z + noise) < noise
-    return is_noise, categorical(logits, token)
+    return is_noise, drawn
 
 
 def ancestral_step(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,12 +16,15 @@ from xdlm.objective import (
     Weighting,
     elbo_weight,
     nelbo_of_stats,
+    nelbo_with_gradient,
     row_log_c,
     stratified_times,
 )
-from xdlm.ops import Stream, row_stats, uniform
+from xdlm.ops import Stream, row_loss, row_stats, uniform
 from xdlm.ops.rows import Impl
-from xdlm.structs import Batch
+from xdlm.structs import Batch, Coefs, RowStats
+
+RowLosses = Callable[[Coefs, RowStats, Tensor, Tensor, Tensor], tuple[Tensor, RowStats]]
 
 
 class LossSums(NamedTuple):
@@ -41,7 +45,7 @@ class DiffusionLoss:
     impl: Impl = "auto"
     kept_rows: float = 1.0
     label_dropout: float = 0.0
-    precision: torch.dtype = torch.float32
+    compiled: bool = False
 
     def __call__(
         self, denoiser: Denoiser, batch: Batch, *, seed: int, step: int, global_batch: int
@@ -57,22 +61,68 @@ class DiffusionLoss:
             coefs, x, uniform(seed, Stream.CORRUPT, index[:, None], position)
         )
         label = self._drop_labels(batch.label, index, seed)
-        with self._autocast(x.device):
-            hidden = denoiser.trunk(z, t.float(), label)
+        hidden = denoiser.trunk(z, t.float(), label)
         weight = self.weighting(coefs, x, z)
         rows, scale = self._rows_that_matter(weight > 0, x == z, index, position, seed)
+        scale = scale * (high - low)
         at_rows = coefs.index(rows[0])
-        stats = row_stats(
-            hidden[rows].to(self.precision), denoiser.head_weight, denoiser.head_bias,
+        inputs = (
+            hidden[rows], denoiser.head_weight, denoiser.head_bias,
             x[rows], z[rows], row_log_c(self.process, at_rows, x[rows]),
+        )  # fmt: skip
+        if self.impl == "eager":
+            return self._by_autograd(at_rows, *inputs, scale)
+        return self._in_one_sweep(at_rows, *inputs, weight[rows] * scale, scale)
+
+    def _in_one_sweep(
+        self,
+        coefs: Coefs,
+        hidden: Tensor,
+        head_weight: Tensor,
+        head_bias: Tensor | None,
+        x: Tensor,
+        z: Tensor,
+        log_c: Tensor | None,
+        weight: Tensor,
+        scale: Tensor,
+    ) -> LossSums:
+        """Loss and gradient block by block; the bound is added up on the side."""
+        elbo = torch.zeros((), dtype=torch.float64, device=x.device)
+        same = self.weighting is elbo_weight
+
+        def losses(stats: RowStats, rows: slice) -> tuple[Tensor, RowStats]:
+            at = coefs.index(rows)
+            if not same:
+                bound = nelbo_of_stats(at, stats, x[rows], z[rows])
+                elbo.add_((bound.double() * scale[rows]).sum())
+            row_losses = _compiled_nelbo() if self.compiled else nelbo_with_gradient
+            return row_losses(at, stats, x[rows], z[rows], weight[rows])
+
+        loss = row_loss(
+            hidden, head_weight, head_bias, x, z, log_c, losses,
             mask_id=self.process.special_ids, impl=self.impl,
         )  # fmt: skip
-        losses = nelbo_of_stats(at_rows, stats, x[rows], z[rows], self.weighting)
-        loss = (losses.double() * scale).sum() * (high - low)
-        if self.weighting is elbo_weight:
-            return LossSums(loss, loss.detach())
-        elbo = nelbo_of_stats(at_rows, stats, x[rows], z[rows])
-        return LossSums(loss, (elbo.detach().double() * scale).sum() * (high - low))
+        return LossSums(loss, loss.detach() if same else elbo)
+
+    def _by_autograd(
+        self,
+        coefs: Coefs,
+        hidden: Tensor,
+        head_weight: Tensor,
+        head_bias: Tensor | None,
+        x: Tensor,
+        z: Tensor,
+        log_c: Tensor | None,
+        scale: Tensor,
+    ) -> LossSums:
+        """The slow twin: all logits at once, gradients by automatic differentiation."""
+        stats = row_stats(
+            hidden, head_weight, head_bias, x, z, log_c, mask_id=self.process.special_ids,
+            impl="eager",
+        )  # fmt: skip
+        losses = nelbo_of_stats(coefs, stats, x, z, self.weighting)
+        elbo = nelbo_of_stats(coefs, stats, x, z).detach()
+        return LossSums((losses.double() * scale).sum(), (elbo.double() * scale).sum())
 
     def _rows_that_matter(
         self, matters: Tensor, kept: Tensor, index: Tensor, position: Tensor, seed: int
@@ -91,7 +141,8 @@ class DiffusionLoss:
         u = uniform(seed, Stream.LABEL_DROPOUT, index, torch.zeros_like(index))
         return torch.where(u < self.label_dropout, -1, label)
 
-    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        if self.precision == torch.float32:
-            return nullcontext()
-        return torch.autocast(device.type, dtype=self.precision)
+
+@cache
+def _compiled_nelbo() -> RowLosses:
+    """The scalar arithmetic of a block of rows in one kernel instead of sixty."""
+    return torch.compile(nelbo_with_gradient, dynamic=True)

@@ -23,6 +23,7 @@ from xdlm.errors import UserError
 from xdlm.files import check_writable
 from xdlm.models import DiT
 from xdlm.objective import WEIGHTINGS
+from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.structs import Batch
 from xdlm.tokens import TextTokenizer
 from xdlm.training.checkpoint import (
@@ -45,6 +46,7 @@ from xdlm.training.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
+from xdlm.training.precision import WorkingCopy
 from xdlm.training.runlog import RunLog
 
 #: A validation takes the model and gives nats per token and their standard error.
@@ -80,11 +82,12 @@ class Trainer:
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
         self.model = DiT(config.model, vocab.size).to(self.device)
+        self.working = WorkingCopy(self.model, self.precision)
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loss = DiffusionLoss(
             self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
-            config.loss.kept_rows, config.model.label_dropout, self.precision,
+            config.loss.kept_rows, config.model.label_dropout, config.train.compile,
         )  # fmt: skip
         self.order = ShuffledOrder(len(rows), config.train.seed)
         self.step = 0
@@ -93,7 +96,8 @@ class Trainer:
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
         if config.train.compile:
-            self.model.trunk = torch.compile(self.model.trunk)  # type: ignore[method-assign]
+            running = self.working.model
+            running.trunk = torch.compile(running.trunk)  # type: ignore[method-assign]
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class Trainer:
             log.say(
                 f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
                 f"{self.rows.length} tokens, {describe(self.device)}, "
-                f"{str(self.precision).removeprefix('torch.')} trunk"
+                f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
             )
             mark, mark_step = time.perf_counter(), self.step
             while self.step < config.steps and not interrupted():
@@ -148,13 +152,15 @@ class Trainer:
         rate = learning_rate(config.optim, self.step, config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.model.train()
+        self.working.refresh()
+        running = self.working.model.train()
         n_tokens = batch * self.rows.length
         for part in self._micro_batches():
             sums = self.loss(
-                self.model, part, seed=config.train.seed, step=self.step, global_batch=batch
+                running, part, seed=config.train.seed, step=self.step, global_batch=batch
             )
             (sums.loss / n_tokens).backward()
+            self.working.collect()
             self._since_log[0] += sums.loss.detach() / n_tokens
             self._since_log[1] += sums.elbo / n_tokens
         self._since_log[2] += 1
@@ -181,6 +187,12 @@ class Trainer:
             tokens = torch.from_numpy(self.rows.rows[part].astype(np.int64))
             index = torch.arange(first + start, first + start + len(part))
             yield Batch(tokens.to(self.device), index.to(self.device))
+
+    def _head_impl(self) -> str:
+        """How the head runs, and why not with kernels where a GPU would have wanted them."""
+        impl = resolve_impl(self.config.loss.impl, self.device)
+        obstacle = fused_obstacle(self.device) if self.device.type == "cuda" else None
+        return f"{impl} ({obstacle})" if obstacle else impl
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0

@@ -1,0 +1,166 @@
+"""Statistics of a block of logits in two Triton kernels, one program per row.
+
+The product with the head's weights runs in the vendor's library with float32 sums and float32
+output into a bounded workspace. The first kernel reads a row of it twice (the second time from the
+cache) and writes the statistics; the second reads it once and writes the gradient. Both are
+`BlockMath`, with `chunked.TorchBlock` as their slow twin.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from xdlm.ops.blocks import Block, Head
+from xdlm.ops.rows import head_logits
+from xdlm.structs import RowStats
+
+_BLOCK = 4096
+_WARPS = 8
+
+
+class TritonBlock:
+    """`BlockMath` on a GPU. 2^26 float32 logits: 256 MB, whatever the number of rows."""
+
+    elements = 1 << 26
+
+    def logits(self, hidden: Tensor, head: Head) -> Tensor:
+        """[rows, V] without the bias, which the kernels add as they read."""
+        return head_logits(hidden, head.weight, None, head.special)
+
+    def stats(
+        self, logits: Tensor, head: Head, x: Tensor, z: Tensor, log_c: Tensor | None
+    ) -> Block:
+        rows, size = logits.shape
+        lse, logit_x, logit_z = (
+            torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(3)
+        )
+        total, spread = (torch.empty(rows, dtype=logits.dtype, device=x.device) for _ in range(2))
+        _stats_kernel[(rows,)](
+            logits, _or(head.bias, x), x, z, _or(log_c, x), lse, logit_x, logit_z, total, spread,
+            logits.stride(0), size, HAS_BIAS=head.bias is not None, HAS_SUM=log_c is not None,
+            BLOCK=_BLOCK, num_warps=_WARPS,
+        )  # fmt: skip
+        stats = RowStats(lse, logit_x, logit_z, total)
+        return Block(stats, logits, spread, x, z, log_c)
+
+    def gradient(self, block: Block, head: Head, d: RowStats, dtype: torch.dtype) -> Tensor:
+        logits = block.state
+        rows, size = logits.shape
+        d_logits = torch.empty(rows, size, dtype=dtype, device=logits.device)
+        _gradient_kernel[(rows,)](
+            logits, d_logits, _or(head.bias, block.x), block.x, block.z, _or(block.log_c, block.x),
+            block.stats.lse, block.spread, *(field.double() for field in d),
+            logits.stride(0), d_logits.stride(0), size,
+            HAS_BIAS=head.bias is not None, HAS_SUM=block.log_c is not None, BLOCK=_BLOCK,
+            num_warps=_WARPS,
+        )  # fmt: skip
+        return d_logits
+
+
+def _or(given: Tensor | None, filler: Tensor) -> Tensor:
+    """A kernel needs some pointer, even where it will not look."""
+    return filler if given is None else given
+
+
+@triton.jit
+def load_logits(row_ptr, bias_ptr, token, size: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Logits at some tokens of a row, the bias added; -inf beyond the vocabulary."""
+    inside = token < size
+    value = tl.load(row_ptr + token, mask=inside, other=-float("inf"))
+    if HAS_BIAS:
+        value += tl.load(bias_ptr + token, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _log1p(u):
+    """log(1 + u) for u >= 0. The hardware's logarithm is exact to 2^-22, which is too little near 1:
+    below 1/4 it is 2 atanh(u/(2 + u)) by its series instead."""
+    s = u / (2 + u)
+    q = s * s
+    series = 2 * s * (1 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q / 9))))
+    return tl.where(u < 0.25, series, tl.log(1 + u))
+
+
+@triton.jit
+def _stats_kernel(
+    logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
+    lse_ptr, logit_x_ptr, logit_z_ptr, total_ptr, spread_ptr,
+    stride, size: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """lse, logit_x, logit_z, S = sum log1p(u) and sum u/(1 + u), with u = c p, of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * stride
+    lanes = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), -float("inf"), tl.float32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        value = load_logits(row_ptr, bias_ptr, start + lanes, size, HAS_BIAS)
+        higher = tl.maximum(top, value)
+        # Lanes that have seen nothing but -inf keep a mass of 0.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        mass = mass * tl.exp(top - base) + tl.exp(value - base)
+        top = higher
+    highest = tl.max(top, 0)
+    total_mass = tl.sum(mass * tl.exp(top - highest), 0)
+    log_mass = tl.log(total_mass)
+    tl.store(lse_ptr + row, highest.to(tl.float64) + log_mass.to(tl.float64))
+    at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), size, HAS_BIAS)
+    at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), size, HAS_BIAS)
+    tl.store(logit_x_ptr + row, at_x.to(tl.float64))
+    tl.store(logit_z_ptr + row, at_z.to(tl.float64))
+    total = tl.zeros((BLOCK,), tl.float32)
+    spread = tl.zeros((BLOCK,), tl.float32)
+    if HAS_SUM:
+        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / total_mass
+        for start in range(0, size, BLOCK):
+            value = load_logits(row_ptr, bias_ptr, start + lanes, size, HAS_BIAS)
+            u = c * tl.exp(value - highest)
+            total += _log1p(u)
+            spread += u / (1 + u)
+    tl.store(total_ptr + row, tl.sum(total, 0))
+    tl.store(spread_ptr + row, tl.sum(spread, 0))
+
+
+@triton.jit
+def _gradient_kernel(
+    logits_ptr, d_logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
+    lse_ptr, spread_ptr, d_lse_ptr, d_x_ptr, d_z_ptr, d_total_ptr,
+    stride, d_stride, size: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`p (d_lse - d_S spread) + d_S u/(1 + u)`, plus d_x at x and d_z at z, of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    lse = tl.load(lse_ptr + row)
+    x, z = tl.load(x_ptr + row), tl.load(z_ptr + row)
+    d_x, d_z = tl.load(d_x_ptr + row).to(tl.float32), tl.load(d_z_ptr + row).to(tl.float32)
+    on_probs = tl.load(d_lse_ptr + row).to(tl.float32)
+    d_total = 0.0
+    c = 0.0
+    if HAS_SUM:
+        d_total = tl.load(d_total_ptr + row).to(tl.float32)
+        on_probs -= d_total * tl.load(spread_ptr + row)
+        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
+    # Subtract in two parts, so that a float32 logit loses nothing to the size of lse.
+    high = lse.to(tl.float32)
+    low = (lse - high.to(tl.float64)).to(tl.float32)
+    for start in range(0, size, BLOCK):
+        token = start + lanes
+        inside = token < size
+        value = load_logits(logits_ptr + row * stride, bias_ptr, token, size, HAS_BIAS)
+        p = tl.exp((value - high) - low)
+        d = p * on_probs
+        if HAS_SUM:
+            u = c * p
+            d += d_total * (u / (1 + u))
+        d += tl.where(token == x, d_x, 0.0)
+        # A special token's logit is the constant -inf: nothing flows back into it.
+        d += tl.where((token == z) & (value > -float("inf")), d_z, 0.0)
+        tl.store(
+            d_logits_ptr + row * d_stride + token, d.to(d_logits_ptr.dtype.element_ty), mask=inside
+        )
