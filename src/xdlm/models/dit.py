@@ -8,6 +8,7 @@ modulation and head that start at zero, so that an untrained model predicts the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +82,18 @@ class DiT(Denoiser):
         self.out = nn.Linear(config.width, vocab_size)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        self._fill_table(1024)
+
+    def _fill_table(self, length: int) -> None:
+        """Angles for positions up to `length`, kept in float32 whatever the weights are: computed
+        inside the trunk, a compiler would fold their cosines into every use of them."""
+        head_width = self.config.width // self.config.heads
+        self._table = rotary_angles(length, head_width, self.out.weight.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DiT:
+        super()._apply(fn, recurse)
+        self._fill_table(len(self._table[0]))
+        return self
 
     @property
     def head_weight(self) -> Tensor:
@@ -92,7 +105,10 @@ class DiT(Denoiser):
 
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         cond = F.silu(self._condition(t, label))
-        angles = rotary_angles(z.shape[1], self.config.width // self.config.heads, z.device)
+        length = z.shape[1]
+        if length > len(self._table[0]):
+            self._fill_table(2 * length)
+        angles = (self._table[0][:length], self._table[1][:length])
         h = self.embed(z)
         for block in self.blocks:
             h = block(h, cond, angles)
@@ -133,8 +149,7 @@ class Block(nn.Module):
         normed, gate = self.attn_norm(h, cond)
         h = h + gate * self._drop(self._attend(normed, angles))
         normed, gate = self.mlp_norm(h, cond)
-        inner = F.gelu(self.mlp_in(normed), approximate="tanh")
-        return h + gate * self._drop(self.mlp_out(inner))
+        return h + gate * self._drop(self.mlp_out(gelu_of(self.mlp_in, normed)))
 
     def _attend(self, h: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         batch, length, width = h.shape
@@ -145,6 +160,16 @@ class Block(nn.Module):
 
     def _drop(self, h: Tensor) -> Tensor:
         return F.dropout(h, self.dropout, self.training)
+
+
+def gelu_of(linear: nn.Linear, h: Tensor) -> Tensor:
+    """tanh-GELU of a linear layer. On a GPU, where no gradient is asked for, the matrix product
+    applies bias and GELU itself, which saves writing and reading its result once."""
+    if h.is_cuda and not torch.is_grad_enabled():
+        flat = h.reshape(-1, h.shape[-1])
+        fused = torch._addmm_activation(linear.bias, flat, linear.weight.T, use_gelu=True)
+        return fused.view(*h.shape[:-1], -1)
+    return F.gelu(linear(h), approximate="tanh")
 
 
 class AdaptiveNorm(nn.Module):

@@ -28,19 +28,30 @@ class BlockMath(Protocol):
     #: How many logits a block may hold.
     elements: int
 
+    def prepare(self, head: Head) -> Head: ...
+
     def logits(self, hidden: Tensor, head: Head) -> Tensor: ...
 
     def stats(
-        self, logits: Tensor, head: Head, x: Tensor, z: Tensor, log_c: Tensor | None
+        self,
+        logits: Tensor,
+        head: Head,
+        x: Tensor,
+        z: Tensor,
+        log_c: Tensor | None,
+        for_gradient: bool,
     ) -> Block: ...
 
     def gradient(self, block: Block, head: Head, d: RowStats, dtype: torch.dtype) -> Tensor: ...
 
 
 class Head(NamedTuple):
+    """The head's parameters; `weight` may have been padded beyond the `size` of the vocabulary."""
+
     weight: Tensor
     bias: Tensor | None
     special: tuple[int, ...]
+    size: int
 
 
 class Block(NamedTuple):
@@ -124,13 +135,14 @@ class _HeadGradient:
         if self.weight is not None:
             accumulate_mm(self.weight, d_logits.T, self.source[rows])
         if self.bias is not None:
-            self.bias += d_logits.sum(0, dtype=self.bias.dtype)
+            self.bias += d_logits[:, : self.head.size].sum(0, dtype=self.bias.dtype)
 
     def scaled(self, factor: Tensor) -> tuple[Tensor | None, ...]:
         """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes."""
+        weight = None if self.weight is None else self.weight[: self.head.size]
         return tuple(
             None if grad is None else (grad * factor.to(grad.dtype)).to(self.source.dtype)
-            for grad in (self.hidden, self.weight, self.bias)
+            for grad in (self.hidden, weight, self.bias)
         )
 
 
@@ -139,7 +151,7 @@ def accumulate_mm(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.is_cuda:
-        total.copy_(torch.addmm(total, left, right, out_dtype=total.dtype))
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += (left.to(total.dtype)) @ right.to(total.dtype)
 
@@ -159,14 +171,15 @@ class _RowStats(torch.autograd.Function):
         special: tuple[int, ...],
         impl: Impl,
     ) -> tuple[Tensor, ...]:
-        math, head = block_math(impl), Head(weight, bias, special)
+        math = block_math(impl)
+        head = math.prepare(Head(weight, bias, special, len(weight)))
         n_rows = len(hidden)
         total = hidden.new_zeros(n_rows, dtype=work_dtype(hidden.dtype))
         lse, logit_x, logit_z = (hidden.new_zeros(n_rows, dtype=torch.float64) for _ in range(3))
         everything = RowStats(lse, logit_x, logit_z, total)
         for rows in _blocks(n_rows, len(weight), math.elements):
             logits = math.logits(hidden[rows], head)
-            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows))
+            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows), False)
             for whole, part in zip(everything, block.stats, strict=True):
                 whole[rows] = part
         ctx.save_for_backward(hidden, weight, bias, x, z, log_c)
@@ -176,11 +189,12 @@ class _RowStats(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, x, z, log_c = ctx.saved_tensors
-        math, head = block_math(ctx.impl), Head(weight, bias, ctx.special)
+        math = block_math(ctx.impl)
+        head = math.prepare(Head(weight, bias, ctx.special, len(weight)))
         gradient = _HeadGradient(hidden, head, ctx.needs_input_grad[:3])
         for rows in _blocks(len(hidden), len(weight), math.elements):
             logits = math.logits(hidden[rows], head)
-            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows))
+            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows), True)
             d = RowStats(*(grad[rows] for grad in upstream))
             gradient.add(rows, math.gradient(block, head, d, hidden.dtype))
         one = torch.ones((), device=hidden.device)
@@ -203,13 +217,16 @@ class _RowLoss(torch.autograd.Function):
         impl: Impl,
         loss: RowLoss,
     ) -> Tensor:
-        math, head = block_math(impl), Head(weight, bias, special)
+        math = block_math(impl)
+        head = math.prepare(Head(weight, bias, special, len(weight)))
         needed = ctx.needs_input_grad[:3]
         ctx.gradient = _HeadGradient(hidden, head, needed) if any(needed) else None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for rows in _blocks(len(hidden), len(weight), math.elements):
             logits = math.logits(hidden[rows], head)
-            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows))
+            block = math.stats(
+                logits, head, x[rows], z[rows], _part(log_c, rows), ctx.gradient is not None
+            )
             losses, d = loss(block.stats, rows)
             total += losses.sum(dtype=torch.float64)
             if ctx.gradient is not None:

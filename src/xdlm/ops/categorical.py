@@ -13,17 +13,8 @@ from torch import Tensor
 _BLOCK = 512
 
 
-def draw_and_weigh(
-    logits: Tensor, uniform: Tensor, z: Tensor, *, fused: bool = False
-) -> tuple[Tensor, Tensor]:
-    """A draw from each row of `logits` [R, V], and the probability (float64) that it gives `z` [R].
-
-    `fused` does both in one Triton kernel, in two readings of the row.
-    """
-    if fused:
-        from xdlm.ops.fused_draw import fused_draw_and_weigh
-
-        return fused_draw_and_weigh(logits, uniform, z)
+def draw_and_weigh(logits: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """A draw from each row of `logits` [R, V], and the probability (float64) that it gives `z` [R]."""
     log_p = logits.gather(1, z[:, None])[:, 0] - logits.logsumexp(-1)
     return categorical(logits, uniform), log_p.double().exp()
 

@@ -15,11 +15,20 @@ class TorchBlock:
 
     elements = 1 << 22
 
+    def prepare(self, head: Head) -> Head:
+        return head
+
     def logits(self, hidden: Tensor, head: Head) -> Tensor:
-        return head_logits(hidden, *head)
+        return head_logits(hidden, head.weight, head.bias, head.special)
 
     def stats(
-        self, logits: Tensor, head: Head, x: Tensor, z: Tensor, log_c: Tensor | None
+        self,
+        logits: Tensor,
+        head: Head,
+        x: Tensor,
+        z: Tensor,
+        log_c: Tensor | None,
+        for_gradient: bool,
     ) -> Block:
         """Leaves the probabilities in place of the logits."""
         logit_x = logits.gather(1, x[:, None])[:, 0].double()
@@ -34,7 +43,8 @@ class TorchBlock:
             return Block(stats, probs, None, x, z, None)
         u = probs * _c(log_c, probs)
         stats = RowStats(lse, logit_x, logit_z, torch.log1p(u).sum(-1))
-        return Block(stats, probs, u.div_(u + 1).sum(-1), x, z, log_c)
+        spread = u.div_(u + 1).sum(-1) if for_gradient else None
+        return Block(stats, probs, spread, x, z, log_c)
 
     def gradient(self, block: Block, head: Head, d: RowStats, dtype: torch.dtype) -> Tensor:
         probs = block.state

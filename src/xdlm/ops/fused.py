@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from xdlm.ops.blocks import Block, Head
 from xdlm.ops.rows import head_logits
@@ -19,6 +20,7 @@ from xdlm.structs import RowStats
 
 _BLOCK = 4096
 _WARPS = 8
+_ALIGN = 128
 
 
 class TritonBlock:
@@ -26,34 +28,47 @@ class TritonBlock:
 
     elements = 1 << 26
 
+    def prepare(self, head: Head) -> Head:
+        """Weights with rows of zeros up to a multiple of 128: a product whose rows are aligned runs
+        three times as fast, and the kernels never look at what lies beyond the vocabulary."""
+        padding = -len(head.weight) % _ALIGN
+        return head._replace(weight=F.pad(head.weight, (0, 0, 0, padding))) if padding else head
+
     def logits(self, hidden: Tensor, head: Head) -> Tensor:
-        """[rows, V] without the bias, which the kernels add as they read."""
+        """[rows, padded V] without the bias, which the kernels add as they read."""
         return head_logits(hidden, head.weight, None, head.special)
 
     def stats(
-        self, logits: Tensor, head: Head, x: Tensor, z: Tensor, log_c: Tensor | None
+        self,
+        logits: Tensor,
+        head: Head,
+        x: Tensor,
+        z: Tensor,
+        log_c: Tensor | None,
+        for_gradient: bool,
     ) -> Block:
-        rows, size = logits.shape
+        rows = len(logits)
         lse, logit_x, logit_z = (
             torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(3)
         )
         total, spread = (torch.empty(rows, dtype=logits.dtype, device=x.device) for _ in range(2))
         _stats_kernel[(rows,)](
             logits, _or(head.bias, x), x, z, _or(log_c, x), lse, logit_x, logit_z, total, spread,
-            logits.stride(0), size, HAS_BIAS=head.bias is not None, HAS_SUM=log_c is not None,
-            BLOCK=_BLOCK, num_warps=_WARPS,
+            logits.stride(0), head.size, HAS_BIAS=head.bias is not None, HAS_SUM=log_c is not None,
+            NEED_SPREAD=for_gradient, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
         stats = RowStats(lse, logit_x, logit_z, total)
         return Block(stats, logits, spread, x, z, log_c)
 
     def gradient(self, block: Block, head: Head, d: RowStats, dtype: torch.dtype) -> Tensor:
         logits = block.state
-        rows, size = logits.shape
-        d_logits = torch.empty(rows, size, dtype=dtype, device=logits.device)
+        rows, width = logits.shape
+        d_logits = torch.empty(rows, width, dtype=dtype, device=logits.device)
+        d_logits[:, head.size :] = 0
         _gradient_kernel[(rows,)](
             logits, d_logits, _or(head.bias, block.x), block.x, block.z, _or(block.log_c, block.x),
             block.stats.lse, block.spread, *(field.double() for field in d),
-            logits.stride(0), d_logits.stride(0), size,
+            logits.stride(0), d_logits.stride(0), head.size,
             HAS_BIAS=head.bias is not None, HAS_SUM=block.log_c is not None, BLOCK=_BLOCK,
             num_warps=_WARPS,
         )  # fmt: skip
@@ -76,13 +91,24 @@ def load_logits(row_ptr, bias_ptr, token, size: tl.constexpr, HAS_BIAS: tl.const
 
 
 @triton.jit
+def _exp(value):
+    """e^value as one multiplication and the hardware's 2^x."""
+    return tl.exp2(value * 1.4426950408889634)
+
+
+@triton.jit
 def _log1p(u):
-    """log(1 + u) for u >= 0. The hardware's logarithm is exact to 2^-22, which is too little near 1:
-    below 1/4 it is 2 atanh(u/(2 + u)) by its series instead."""
-    s = u / (2 + u)
-    q = s * s
-    series = 2 * s * (1 + q * (1 / 3 + q * (1 / 5 + q * (1 / 7 + q / 9))))
-    return tl.where(u < 0.25, series, tl.log(1 + u))
+    """log(1 + u) for u >= 0, to float32's precision.
+
+    The hardware's logarithm is exact to 2^-22, too little near 1. Below 1/4 stands u (1 + u r(u)) with
+    r a Chebyshev fit of degree 5 to (log1p(u)/u - 1)/u on [0, 1/4]: relative error 9e-8.
+    """
+    r = 0.07821334450849272 * u - 0.15080443126276158
+    r = r * u + 0.19807988722748515
+    r = r * u - 0.24989197113285977
+    r = r * u + 0.3333310793831189
+    r = r * u - 0.4999999923179881
+    return tl.where(u < 0.25, u * (1 + u * r), tl.log2(1 + u) * 0.6931471805599453)
 
 
 @triton.jit
@@ -90,23 +116,23 @@ def _stats_kernel(
     logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
     lse_ptr, logit_x_ptr, logit_z_ptr, total_ptr, spread_ptr,
     stride, size: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SUM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    NEED_SPREAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """lse, logit_x, logit_z, S = sum log1p(u) and sum u/(1 + u), with u = c p, of one row."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     lanes = tl.arange(0, BLOCK)
-    top = tl.full((BLOCK,), -float("inf"), tl.float32)
+    # Each lane keeps the highest logit it has seen and the mass relative to it: one exponential per
+    # logit, of minus the distance to the highest. It starts at a finite value, so that -inf adds 0.
+    top = tl.full((BLOCK,), -3.0e38, tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
         value = load_logits(row_ptr, bias_ptr, start + lanes, size, HAS_BIAS)
-        higher = tl.maximum(top, value)
-        # Lanes that have seen nothing but -inf keep a mass of 0.
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        mass = mass * tl.exp(top - base) + tl.exp(value - base)
-        top = higher
+        drop = _exp(-tl.abs(value - top))
+        mass = tl.where(value > top, mass * drop + 1, mass + drop)
+        top = tl.maximum(top, value)
     highest = tl.max(top, 0)
-    total_mass = tl.sum(mass * tl.exp(top - highest), 0)
+    total_mass = tl.sum(mass * _exp(top - highest), 0)
     log_mass = tl.log(total_mass)
     tl.store(lse_ptr + row, highest.to(tl.float64) + log_mass.to(tl.float64))
     at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), size, HAS_BIAS)
@@ -119,9 +145,10 @@ def _stats_kernel(
         c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / total_mass
         for start in range(0, size, BLOCK):
             value = load_logits(row_ptr, bias_ptr, start + lanes, size, HAS_BIAS)
-            u = c * tl.exp(value - highest)
+            u = c * _exp(value - highest)
             total += _log1p(u)
-            spread += u / (1 + u)
+            if NEED_SPREAD:
+                spread += u / (1 + u)
     tl.store(total_ptr + row, tl.sum(total, 0))
     tl.store(spread_ptr + row, tl.sum(spread, 0))
 
@@ -153,7 +180,7 @@ def _gradient_kernel(
         token = start + lanes
         inside = token < size
         value = load_logits(logits_ptr + row * stride, bias_ptr, token, size, HAS_BIAS)
-        p = tl.exp((value - high) - low)
+        p = _exp((value - high) - low)
         d = p * on_probs
         if HAS_SUM:
             u = c * p

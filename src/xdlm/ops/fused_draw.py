@@ -7,29 +7,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from xdlm.ops.blocks import Head
 from xdlm.ops.fused import load_logits
 
 _BLOCK = 4096
 
 
-def fused_draw_and_weigh(logits: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """As `draw_and_weigh`; `logits` float32, contiguous in the last dimension."""
-    rows, size = logits.shape
+def fused_draw_and_weigh(
+    logits: Tensor, head: Head, uniform: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `draw_and_weigh`, in two readings of each row; `logits` [R, padded V] lack the bias."""
+    rows = len(logits)
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     p_z = torch.empty(rows, dtype=torch.float64, device=logits.device)
     if rows:
-        n_blocks = triton.next_power_of_2(triton.cdiv(size, _BLOCK))
+        n_blocks = triton.next_power_of_2(triton.cdiv(head.size, _BLOCK))
+        bias = logits if head.bias is None else head.bias
         _draw_kernel[(rows,)](
-            logits, uniform, z, drawn, p_z, logits.stride(0), size, N_BLOCKS=n_blocks, BLOCK=_BLOCK,
-            num_warps=8,
+            logits, bias, uniform, z, drawn, p_z, logits.stride(0), head.size,
+            HAS_BIAS=head.bias is not None, N_BLOCKS=n_blocks, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
     return drawn, p_z
 
 
 @triton.jit
 def _draw_kernel(
-    logits_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, stride, size: tl.constexpr,
-    N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, stride, size: tl.constexpr,
+    HAS_BIAS: tl.constexpr, N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums of blocks in float64 pick a block, a running sum inside it picks the token."""
     row = tl.program_id(0).to(tl.int64)
@@ -37,12 +41,12 @@ def _draw_kernel(
     lanes = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
     for start in range(0, size, BLOCK):
-        top = tl.maximum(top, load_logits(row_ptr, row_ptr, start + lanes, size, False))
+        top = tl.maximum(top, load_logits(row_ptr, bias_ptr, start + lanes, size, HAS_BIAS))
     highest = tl.max(top, 0)
     blocks = tl.arange(0, N_BLOCKS)
     sums = tl.zeros((N_BLOCKS,), tl.float64)
     for start in range(0, size, BLOCK):
-        mass = tl.exp(load_logits(row_ptr, row_ptr, start + lanes, size, False) - highest)
+        mass = tl.exp(load_logits(row_ptr, bias_ptr, start + lanes, size, HAS_BIAS) - highest)
         sums = tl.where(blocks == start // BLOCK, tl.sum(mass.to(tl.float64), 0), sums)
     through = tl.cumsum(sums, 0)
     total = tl.max(through, 0)
@@ -52,12 +56,12 @@ def _draw_kernel(
     block = tl.sum((through <= target).to(tl.int32), 0)
     before = tl.max(tl.where(blocks < block, through, 0.0), 0)
     token = block * BLOCK + lanes
-    mass = tl.exp(load_logits(row_ptr, row_ptr, token, size, False) - highest).to(tl.float64)
+    mass = tl.exp(load_logits(row_ptr, bias_ptr, token, size, HAS_BIAS) - highest).to(tl.float64)
     running = tl.cumsum(mass, 0)
     # The two sums round differently; keep the target inside the block's own total.
     rest = tl.minimum(target - before, tl.max(running, 0) * (1 - 2.220446049250313e-16))
     tl.store(
         drawn_ptr + row, (block * BLOCK + tl.sum((running <= rest).to(tl.int32), 0)).to(tl.int64)
     )
-    at_z = load_logits(row_ptr, row_ptr, tl.load(z_ptr + row), size, False)
+    at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), size, HAS_BIAS)
     tl.store(p_z_ptr + row, tl.exp(at_z - highest).to(tl.float64) / total)

@@ -18,18 +18,15 @@ from torch import Tensor
 from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
-from xdlm.ops import Stream, categorical, forbid, head_logits, uniform
-from xdlm.ops.rows import fused_obstacle
+from xdlm.ops import Stream, categorical, forbid, uniform
+from xdlm.ops.head import DrawingHead
 from xdlm.sampling.filters import Filter
-from xdlm.sampling.step import StepUniforms, apply_plan, decide_rows, plan_step
+from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.trajectory import Trajectory
 from xdlm.structs import Coefs
 
 Impl = Literal["thinned", "dense"]
 Last = Literal["sample", "argmax"]
-
-#: Logits held at a time when the head runs on gathered rows.
-_HEAD_ELEMENTS = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,16 @@ class Leg(NamedTuple):
     t: float
     s: float
     last: bool
+
+
+class _Run(NamedTuple):
+    """What stays the same from step to step."""
+
+    denoiser: Denoiser
+    process: NoiseProcess
+    head: DrawingHead
+    free: Tensor | None
+    label: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,8 @@ def sample(
             raise UserError(f"given and frozen must both have shape {tuple(z.shape)}")
         frozen, free = frozen.to(device), ~frozen.to(device)
         z = torch.where(frozen, given.to(device), z)
+    head = DrawingHead(denoiser.head_weight, denoiser.head_bias, process.special_ids)
+    run = _Run(denoiser, process, head, free, label)
     step_fn = _thinned_step if config.impl == "thinned" else _dense_step
     frames, times = [z], [1.0]
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
@@ -131,8 +140,9 @@ def sample(
               (Stream.BRANCH, Stream.ACCEPT, Stream.TOKEN, Stream.NOISE))
         )  # fmt: skip
         argmax = leg.last and config.last == "argmax"
-        reshape = replace(config.filter, temperature=0.0) if argmax else config.filter
-        z, evaluated, rows = step_fn(denoiser, process, leg, z, free, label, uniforms, reshape)
+        shape = replace(config.filter, temperature=0.0) if argmax else config.filter
+        reshape = None if shape == Filter() else shape
+        z, evaluated, rows = step_fn(run, leg, z, uniforms, reshape)
         nfe += evaluated
         head_rows += rows
         if record:
@@ -147,17 +157,11 @@ def sample(
 
 
 def _thinned_step(
-    denoiser: Denoiser,
-    process: NoiseProcess,
-    leg: Leg,
-    z: Tensor,
-    free: Tensor | None,
-    label: Tensor | None,
-    uniforms: StepUniforms,
-    reshape: Filter,
+    run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
 ) -> tuple[Tensor, Tensor, int]:
     """Next state, which sequences went through the trunk, and how many rows through the head."""
-    plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, free)
+    process, label = run.process, run.label
+    plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, run.free)
     needs_head = plan.needs_head
     rows: tuple[Tensor, ...]
     evaluated = needs_head.any(1)
@@ -166,7 +170,7 @@ def _thinned_step(
         # the trunk runs. In return every sequence goes through the trunk.
         count = _CountOnItsWay(needs_head)
         evaluated = torch.ones_like(evaluated)
-        hidden = _run_trunk(denoiser, leg, z, label).flatten(0, 1)
+        hidden = _run_trunk(run.denoiser, leg, z, label).flatten(0, 1)
         flat = _compact(needs_head.flatten())[: count.arrived()]
         rows = (flat // z.shape[1], flat % z.shape[1])
         hidden = hidden[flat]
@@ -178,46 +182,15 @@ def _thinned_step(
             z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
             return z, evaluated, 0
         active_label = None if label is None else label[active]
-        hidden = _run_trunk(denoiser, leg, z[active], active_label)[needs_head[active]]
-    is_noise, drawn = _decide(denoiser, process, leg, z[rows], hidden, rows, uniforms, reshape)
-    z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, is_noise, drawn)
+        hidden = _run_trunk(run.denoiser, leg, z[active], active_label)[needs_head[active]]
+    drawn, p_z = run.head.draw(hidden, uniforms.token[rows], z[rows], reshape)
+    noisy = is_noise(leg.at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
+    z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, drawn)
     return z, evaluated, rows[0].numel()
 
 
 def _run_trunk(denoiser: Denoiser, leg: Leg, z: Tensor, label: Tensor | None) -> Tensor:
     return denoiser.trunk(z, torch.full(z.shape[:1], leg.t, device=z.device), label)
-
-
-def _decide(
-    denoiser: Denoiser,
-    process: NoiseProcess,
-    leg: Leg,
-    z: Tensor,
-    hidden: Tensor,
-    rows: tuple[Tensor, ...],
-    uniforms: StepUniforms,
-    reshape: Filter,
-) -> tuple[Tensor, Tensor]:
-    """The head on gathered rows, so many at a time that their logits never fill the memory."""
-    at_t = leg.at_t.index(rows[0])
-    accept, token = uniforms.accept[rows], uniforms.token[rows]
-    fused = fused_obstacle(hidden.device) is None
-    size = max(1, _HEAD_ELEMENTS // process.vocab.size)
-    parts = []
-    for start in range(0, len(hidden), size):
-        part = slice(start, start + size)
-        logits = head_logits(
-            hidden[part], denoiser.head_weight, denoiser.head_bias, process.special_ids
-        )
-        parts.append(
-            decide_rows(
-                at_t.index(part), reshape(logits), z[part], accept[part], token[part], fused=fused
-            )
-        )
-    if not parts:
-        return z.bool(), z
-    is_noise, drawn = zip(*parts, strict=True)
-    return torch.cat(is_noise), torch.cat(drawn)
 
 
 class _CountOnItsWay:
@@ -243,19 +216,13 @@ def _compact(mask: Tensor) -> Tensor:
 
 
 def _dense_step(
-    denoiser: Denoiser,
-    process: NoiseProcess,
-    leg: Leg,
-    z: Tensor,
-    free: Tensor | None,
-    label: Tensor | None,
-    uniforms: StepUniforms,
-    reshape: Filter,
+    run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
 ) -> tuple[Tensor, Tensor, int]:
     """The slow twin: every row through the head, the whole posterior in float64, one draw from it."""
     t = torch.full(z.shape[:1], leg.t, device=z.device)
-    logits = reshape(forbid(denoiser(z, t, label), process.special_ids))
-    posterior = process.posterior_between(logits.double().softmax(-1), z, leg.at_s, leg.at_t)
+    logits = forbid(run.denoiser(z, t, run.label), run.process.special_ids)
+    logits = logits if reshape is None else reshape(logits)
+    posterior = run.process.posterior_between(logits.double().softmax(-1), z, leg.at_s, leg.at_t)
     drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
-    after = drawn if free is None else torch.where(free, drawn, z)
+    after = drawn if run.free is None else torch.where(run.free, drawn, z)
     return after, torch.ones(len(z), dtype=torch.bool, device=z.device), z.numel()

@@ -64,17 +64,10 @@ def plan_step(
     return Plan(woken & wants_model, woken & ~wants_model, in_doubt)
 
 
-def decide_rows(
-    at_t: Coefs, logits: Tensor, z: Tensor, accept: Tensor, token: Tensor, *, fused: bool = False
-) -> tuple[Tensor, Tensor]:
-    """For gathered rows [R]: whether z was noise, and a draw from the prediction.
-
-    `logits` [R, V] have special tokens at -inf and filters applied; `at_t` is per row.
-    """
-    drawn, p_z = draw_and_weigh(logits, token, z, fused=fused)
+def is_noise(at_t: Coefs, p_z: Tensor, z: Tensor, accept: Tensor) -> Tensor:
+    """For gathered rows [R]: whether z is noise, given the probability that the model gives it."""
     noise = at_t.b.at(z)
-    is_noise = accept * (at_t.alpha * p_z + noise) < noise
-    return is_noise, drawn
+    return accept * (at_t.alpha * p_z + noise) < noise
 
 
 def ancestral_step(
@@ -95,10 +88,9 @@ def ancestral_step(
     plan = plan_step(process, at_s, at_t, z, uniforms.branch, None)
     rows = plan.needs_head.nonzero(as_tuple=True)
     row_logits = forbid(logits[rows], process.special_ids)
-    is_noise, drawn = decide_rows(
-        at_t.index(rows[0]), row_logits, z[rows], uniforms.accept[rows], uniforms.token[rows]
-    )
-    return apply_plan(process, at_s, z, plan, uniforms.noise, rows, is_noise, drawn)
+    drawn, p_z = draw_and_weigh(row_logits, uniforms.token[rows], z[rows])
+    noisy = is_noise(at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
+    return apply_plan(process, at_s, z, plan, uniforms.noise, rows, noisy, drawn)
 
 
 def apply_plan(
@@ -108,7 +100,7 @@ def apply_plan(
     plan: Plan,
     noise: Tensor,
     rows: tuple[Tensor, ...],
-    is_noise: Tensor,
+    noisy: Tensor,
     drawn: Tensor,
 ) -> Tensor:
     """The next state, once the rows that needed the model have been decided."""
@@ -119,7 +111,7 @@ def apply_plan(
     replacement = torch.where(
         plan.from_model[rows], drawn, process.draw_noise(at_s.index(rows[0]).b, noise[rows])
     )
-    fresh[rows] = torch.where(is_noise, replacement, z[rows])
+    fresh[rows] = torch.where(noisy, replacement, z[rows])
     return fresh
 
 
