@@ -16,6 +16,7 @@ VERBS = {
     "eval": "measure a model: perplexity",
     "tokenizer": "make a tokenizer from text",
     "export": "write a model's weights alone, in a chosen precision",
+    "bench": "measure speed and memory beside a plain implementation",
     "doctor": "say what is installed and whether it works",
 }
 

@@ -17,6 +17,8 @@ from xdlm.sampling import Trajectory
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from xdlm.evaluation.speed import Speed
+
 Records = Sequence[dict[str, Any]]
 
 _DPI = 130
@@ -53,6 +55,16 @@ def plot_overview(
             lambda axes: _draw_loss(axes, records, reference, reference_name),
         ],
     )
+
+
+def plot_speed(cells: Sequence[Speed], file: Path, *, title: str) -> None:
+    """Tokens per second of each method and task, ours beside plain, on a log axis."""
+    tasks = list(dict.fromkeys(cell.task for cell in cells))
+
+    def panel(task: str) -> Callable[[Axes], None]:
+        return lambda axes: _draw_speed(axes, [c for c in cells if c.task == task], title)
+
+    _save(file, [panel(task) for task in tasks])
 
 
 def _save(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
@@ -138,6 +150,24 @@ def _draw_loss(axes: Axes, records: Records, reference: float | None, name: str)
     axes.set_ylabel("nats per token")
     axes.set_title("Loss", color=_INK)
     axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_speed(axes: Axes, cells: Sequence[Speed], title: str) -> None:
+    methods = list(dict.fromkeys(cell.method for cell in cells))
+    for offset, (impl, colour) in enumerate((("ours", _LOSS), ("plain", _REFERENCE))):
+        chosen = [cell for cell in cells if cell.impl == impl]
+        places = [methods.index(cell.method) + 0.4 * offset - 0.2 for cell in chosen]
+        bars = axes.bar(
+            places, [c.tokens_per_s for c in chosen], width=0.38, color=colour, label=impl
+        )
+        axes.bar_label(bars, [f"{c.tokens_per_s:,.0f}" for c in chosen], fontsize=6, padding=2)
+    axes.set_yscale("log")
+    axes.margins(y=0.15)
+    axes.set_xticks(range(len(methods)), methods)
+    axes.set_ylabel("tokens per second")
+    axes.set_title(f"{cells[0].task} ({title})")
+    axes.legend()
+    _clean(axes)
 
 
 def _clean(axes: Axes) -> None:

@@ -1,0 +1,185 @@
+"""`xdlm bench`: how fast, how much memory, and how that compares with the straightforward way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from xdlm.cli.options import parse
+from xdlm.cli.progress import console
+from xdlm.errors import UserError, did_you_mean
+from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
+from xdlm.files import write_atomic
+from xdlm.models import PRESETS
+from xdlm.training.device import describe, pick_device, pick_precision
+
+_DESCRIPTION = """Throughput and peak memory of forward, forward + backward and sampling, for each noise
+process, beside a plain implementation (all logits, dense posteriors, float64 Gumbel noise) in the same
+run. On a GPU the paper's setting is the default; on a CPU a small one is.
+
+examples:
+  xdlm bench
+  xdlm bench --methods xdlm --tasks train --no-plain
+  xdlm bench --csv benchmarks/results.csv --plot bench.png
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    methods: tuple[str, ...] = METHODS
+    """Which noise processes: mdlm, gidd, xdlm, udlm."""
+    tasks: tuple[str, ...] = TASKS
+    """Which columns: forward (every row), forward-thinned, train (forward + backward), sample."""
+    plain: bool = True
+    """Measure the plain implementation too."""
+    preset: str | None = None
+    """Model size; by default small on a GPU and nano on a CPU."""
+    vocab: int | None = None
+    """Tokens without the mask; by default 50257 on a GPU and 8192 on a CPU."""
+    batch: int | None = None
+    """Sequences; by default 32 on a GPU and 4 on a CPU."""
+    length: int | None = None
+    """Tokens per sequence; by default 1024 on a GPU and 64 on a CPU."""
+    steps: int = 32
+    """Sampling steps; the final denoise comes on top."""
+    k: float = 0.1
+    """Mixing ratio of xdlm."""
+    kept_rows: float = 0.1
+    """Share of unchanged tokens that training looks at."""
+    dropout: float = 0.1
+    """Dropout in training, as in the paper."""
+    warmup: int = 10
+    """Runs before timing starts; one for sampling."""
+    repeats: int = 100
+    """Timed runs of forward and train."""
+    sample_repeats: int = 10
+    """Timed runs of sampling."""
+    compile: bool | None = None
+    """Compile the trunk; by default on a GPU only."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    csv: str | None = None
+    """Append the cells to this file, with hardware, versions and commit."""
+    plot: str | None = None
+    """Draw the table as a picture."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm bench", description=_DESCRIPTION)
+    check_names(options.methods, options.tasks)
+    setting = _setting(options)
+    cells: list[Speed] = []
+    with console().status("") as status:
+        for method in options.methods:
+            for impl in ("ours", "plain") if options.plain else ("ours",):
+                try:
+                    cells += measure(
+                        method, setting, impl, options.tasks, lambda what: status.update(what)
+                    )
+                except torch.cuda.OutOfMemoryError:
+                    console().print(f"{method} {impl}: out of memory")
+    _show(cells, setting)
+    if options.csv is not None:
+        _append(Path(options.csv), cells, setting, options)
+    if options.plot is not None:
+        from xdlm.report import plot_speed
+
+        plot_speed(cells, Path(options.plot), title=describe(setting.device))
+
+
+def _setting(options: Options) -> SpeedSetting:
+    device = pick_device(options.device)
+    gpu = device.type == "cuda"
+    preset = options.preset or ("small" if gpu else "nano")
+    if preset not in PRESETS:
+        raise UserError(f"unknown preset '{preset}'{did_you_mean(preset, PRESETS)}")
+
+    def default(given: int | None, on_gpu: int, on_cpu: int) -> int:
+        value = given if given is not None else (on_gpu if gpu else on_cpu)
+        if value < 1:
+            raise UserError("vocab, batch and length must be at least 1")
+        return value
+
+    if min(options.warmup, options.repeats, options.sample_repeats) < 1:
+        raise UserError("warmup, repeats and sample_repeats must be at least 1")
+    return SpeedSetting(
+        model=replace(PRESETS[preset], dropout=options.dropout),
+        n_tokens=default(options.vocab, 50257, 8192),
+        batch=default(options.batch, 32, 4),
+        length=default(options.length, 1024, 64),
+        steps=options.steps,
+        k=options.k,
+        kept_rows=options.kept_rows,
+        device=device,
+        dtype=pick_precision("auto", device),
+        compiled=gpu if options.compile is None else options.compile,
+        warmup=options.warmup if gpu else min(options.warmup, 2),
+        repeats=options.repeats if gpu else min(options.repeats, 5),
+        sample_repeats=options.sample_repeats if gpu else min(options.sample_repeats, 2),
+    )
+
+
+def _show(cells: list[Speed], setting: SpeedSetting) -> None:
+    table = Table("method", "task", "tok/s", "plain tok/s", "ratio", "peak GB", "plain GB")
+    plain = {(c.method, c.task): c for c in cells if c.impl == "plain"}
+    for cell in (c for c in cells if c.impl == "ours"):
+        other = plain.get((cell.method, cell.task))
+        table.add_row(
+            cell.method, cell.task, f"{cell.tokens_per_s:,.0f}",
+            f"{other.tokens_per_s:,.0f}" if other else "",
+            f"{cell.tokens_per_s / other.tokens_per_s:.2f}" if other else "",
+            _gb(cell), _gb(other) if other else "",
+        )  # fmt: skip
+    screen = Console()
+    screen.print(
+        f"{describe(setting.device)}, DiT {setting.model.depth} x {setting.model.width}, "
+        f"{setting.n_tokens:,} tokens, batch {setting.batch} x {setting.length}, "
+        f"{setting.steps} steps, {str(setting.dtype).removeprefix('torch.')}"
+    )
+    screen.print(table)
+
+
+def _gb(cell: Speed) -> str:
+    return "" if cell.peak_gb is None else f"{cell.peak_gb:.2f}"
+
+
+def _append(file: Path, cells: list[Speed], setting: SpeedSetting, options: Options) -> None:
+    """One row per cell; the whole file is written anew, so that it is never half a row."""
+    about = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": _commit(),
+        "device": describe(setting.device), "torch": torch.__version__,
+        "python": platform.python_version(), "dtype": str(setting.dtype),
+        "depth": setting.model.depth, "width": setting.model.width,
+        "vocab": setting.n_tokens, "batch": setting.batch, "length": setting.length,
+        "steps": setting.steps, "k": setting.k, "kept_rows": setting.kept_rows,
+        "dropout": setting.model.dropout, "warmup": setting.warmup, "repeats": options.repeats,
+    }  # fmt: skip
+    rows = [{**asdict(cell), **about} for cell in cells]
+    if not rows:
+        return
+    old = file.read_text(encoding="utf-8") if file.exists() else ""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    if not old:
+        writer.writeheader()
+    elif old.splitlines()[0] != ",".join(rows[0]):
+        raise UserError(f"{file} has other columns than this version writes; choose another file")
+    writer.writerows(rows)
+    write_atomic(file, old + text.getvalue())
+    console().print(f"{len(rows)} rows appended to {file}")
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else "unknown"

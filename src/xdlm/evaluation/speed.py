@@ -1,0 +1,180 @@
+"""Throughput and peak memory of forward, forward + backward and sampling, beside `plain`.
+
+The paper's table: random tokens, warm-up runs, the mean of the timed ones. Ours and `plain` run one
+after the other in the same process on the same weights, so their ratio means something.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from xdlm.errors import UserError
+from xdlm.evaluation.plain import plain_loss, plain_sample
+from xdlm.models import DiT, DiTConfig
+from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
+from xdlm.sampling import SamplerConfig, sample
+from xdlm.structs import Batch, Vocab
+from xdlm.training.loss import DiffusionLoss
+
+METHODS = ("mdlm", "gidd", "xdlm", "udlm")
+TASKS = ("forward", "forward-thinned", "train", "sample")
+
+
+@dataclass(frozen=True)
+class SpeedSetting:
+    """What is measured."""
+
+    model: DiTConfig
+    n_tokens: int
+    batch: int
+    length: int
+    steps: int
+    k: float
+    kept_rows: float
+    device: torch.device
+    dtype: torch.dtype
+    compiled: bool
+    warmup: int
+    repeats: int
+    sample_repeats: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One cell of the table. Memory is the peak allocated on the GPU (None on a CPU)."""
+
+    method: str
+    task: str
+    impl: str
+    tokens_per_s: float
+    seconds: float
+    spread: float
+    peak_gb: float | None
+
+
+def make_process(method: str, setting: SpeedSetting) -> NoiseProcess:
+    n = setting.n_tokens
+    if method == "udlm":
+        return Uniform(Vocab(n))
+    vocab = Vocab(n + 1, mask_id=n)
+    processes: dict[str, Callable[[], NoiseProcess]] = {
+        "mdlm": lambda: Masked(vocab),
+        "gidd": lambda: Gidd(vocab),
+        "xdlm": lambda: Mixed(vocab, k=setting.k),
+    }
+    return processes[method]()
+
+
+def measure(
+    method: str,
+    setting: SpeedSetting,
+    impl: str,
+    tasks: tuple[str, ...] = TASKS,
+    on_cell: Callable[[str], None] | None = None,
+) -> list[Speed]:
+    """All tasks of a method, with `impl` "ours" or "plain"."""
+    process = make_process(method, setting)
+    torch.manual_seed(0)
+    model = DiT(setting.model, process.vocab.size)
+    with torch.no_grad():
+        for parameter in model.parameters():  # no zeros: they would run faster than real weights
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    model = model.to(setting.device, setting.dtype)
+    cells = []
+    for task in tasks:
+        if impl == "plain" and task == "forward-thinned":
+            continue
+        if on_cell is not None:
+            on_cell(f"{method} {impl} {task}")
+        run, repeats = _task(task, impl, model, process, setting)
+        cells.append(_timed(run, repeats, method, task, impl, setting))
+    return cells
+
+
+def _task(
+    task: str, impl: str, model: DiT, process: NoiseProcess, setting: SpeedSetting
+) -> tuple[Callable[[], None], int]:
+    """A function that does the task once."""
+    device = setting.device
+    x = torch.randint(0, setting.n_tokens, (setting.batch, setting.length), device=device)
+    index = torch.arange(setting.batch, device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    model = copy.copy(model)
+    model.__dict__ = dict(model.__dict__)  # a compiled trunk on this view, not on the model
+    model.train(task != "sample")
+    if impl == "ours" and setting.compiled:
+        model.trunk = torch.compile(model.trunk)  # type: ignore[method-assign]
+    counter = iter(range(1_000_000))
+    if task == "sample":
+        if impl == "plain":
+            return lambda: _discard(
+                plain_sample(model, process, batch=setting.batch, length=setting.length,
+                             steps=setting.steps, generator=generator)
+            ), setting.sample_repeats  # fmt: skip
+        config = SamplerConfig(steps=setting.steps)
+        return lambda: _discard(
+            sample(model, process, batch=setting.batch, length=setting.length, config=config,
+                   seed=next(counter))
+        ), setting.sample_repeats  # fmt: skip
+    thinned = task in ("forward-thinned", "train")
+    loss_of = DiffusionLoss(
+        process, kept_rows=setting.kept_rows if thinned else 1.0, compiled=setting.compiled
+    )
+
+    def loss() -> torch.Tensor:
+        if impl == "plain":
+            t = torch.rand(setting.batch, generator=generator, device=device, dtype=torch.float64)
+            low, high = process.time_range
+            return plain_loss(model, process, x, low + (high - low) * t, generator)
+        step = next(counter)
+        batch = Batch(x, index + step * setting.batch)
+        return loss_of(model, batch, seed=0, step=step, global_batch=setting.batch).loss
+
+    def forward() -> None:
+        with torch.no_grad():
+            loss()
+
+    def train() -> None:
+        loss().backward()
+        model.zero_grad(set_to_none=True)
+
+    return train if task == "train" else forward, setting.repeats
+
+
+def _timed(
+    run: Callable[[], None], repeats: int, method: str, task: str, impl: str, setting: SpeedSetting
+) -> Speed:
+    on_gpu = setting.device.type == "cuda"
+    for _ in range(setting.warmup if task != "sample" else 1):
+        run()
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None
+    mean = sum(seconds) / repeats
+    spread = (sum((s - mean) ** 2 for s in seconds) / max(repeats - 1, 1)) ** 0.5
+    tokens = setting.batch * setting.length
+    return Speed(method, task, impl, tokens / mean, mean, spread, peak)
+
+
+def _discard(_: object) -> None:
+    return None
+
+
+def check_names(methods: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+    for given, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+        for name in given:
+            if name not in known:
+                raise UserError(f"unknown {what} '{name}'; known: {', '.join(known)}")
