@@ -106,7 +106,7 @@ def _task(
     generator = torch.Generator(device).manual_seed(0)
     model = copy.copy(model)
     model.__dict__ = dict(model.__dict__)  # a compiled trunk on this view, not on the model
-    model.train(task != "sample")
+    model.train(task == "train")  # forward alone is evaluation: no dropout
     if impl == "ours" and setting.compiled:
         model.trunk = torch.compile(model.trunk)  # type: ignore[method-assign]
     counter = iter(range(1_000_000))

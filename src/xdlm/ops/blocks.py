@@ -46,7 +46,8 @@ class BlockMath(Protocol):
 
 
 class Head(NamedTuple):
-    """The head's parameters; `weight` may have been padded beyond the `size` of the vocabulary."""
+    """The head's parameters, as given or prepared; prepared ones may be longer than the `size` of the
+    vocabulary."""
 
     weight: Tensor
     bias: Tensor | None
@@ -100,7 +101,9 @@ def blocked_row_loss(
     impl: Impl,
     loss: RowLoss,
 ) -> Tensor:
-    return _RowLoss.apply(hidden, weight, bias, x, z, log_c, special, impl, loss)
+    # Inside apply() gradients always look switched off, so ask here.
+    wanted = torch.is_grad_enabled()
+    return _RowLoss.apply(hidden, weight, bias, x, z, log_c, special, impl, loss, wanted)
 
 
 def _blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
@@ -216,11 +219,12 @@ class _RowLoss(torch.autograd.Function):
         special: tuple[int, ...],
         impl: Impl,
         loss: RowLoss,
+        wanted: bool,
     ) -> Tensor:
         math = block_math(impl)
         head = math.prepare(Head(weight, bias, special, len(weight)))
         needed = ctx.needs_input_grad[:3]
-        ctx.gradient = _HeadGradient(hidden, head, needed) if any(needed) else None
+        ctx.gradient = _HeadGradient(hidden, head, needed) if wanted and any(needed) else None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for rows in _blocks(len(hidden), len(weight), math.elements):
             logits = math.logits(hidden[rows], head)
@@ -237,4 +241,4 @@ class _RowLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradient.scaled(upstream[0])
         ctx.gradient = None
-        return (*gradients, None, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None, None)
