@@ -10,8 +10,8 @@ print(model.perplexity(["It was a dark night."]).value)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,10 @@ from xdlm.config import RunConfig
 from xdlm.data import Rows, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
-from xdlm.models import Denoiser, DiT
+from xdlm.models import Denoiser, build_denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
-from xdlm.sampling.ancestral import Impl, Last
+from xdlm.sampling.ancestral import Last
 from xdlm.tokens import TextTokenizer
 from xdlm.training.checkpoint import (
     MODEL,
@@ -40,6 +40,10 @@ from xdlm.training.checkpoint import (
 from xdlm.training.device import pick_device
 
 Weights = Literal["ema", "raw"]
+
+MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
+#: Sequences that are sampled together.
+_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -79,15 +83,15 @@ class Model:
         temperature: float = 1.0,
         top_p: float = 1.0,
         last: Last = "sample",
-        impl: Impl = "thinned",
+        impl: str = "thinned",
         on_step: Callable[[int, int], None] | None = None,
     ) -> TextSample:
         """Draw `n` texts, each a pure function of (seed, its number); `prefix` is kept in front."""
         length = self.length if length is None else length
-        if n < 1 or length < 1:
-            raise UserError(f"n and length must be at least 1, got n={n}, length={length}")
         config = SamplerConfig(steps, Filter(temperature, top_p), last, impl)
         ids = self.tokenizer.encode(prefix)
+        if not 1 <= length <= MAX_LENGTH:
+            raise UserError(f"length must lie in 1..{MAX_LENGTH:,}, got {length}")
         if len(ids) >= length:
             raise UserError(f"the prefix has {len(ids)} tokens and leaves no room in {length}")
         holes = [None] * (length - len(ids))
@@ -103,10 +107,13 @@ class Model:
         temperature: float = 1.0,
         top_p: float = 1.0,
         last: Last = "sample",
-        impl: Impl = "thinned",
+        impl: str = "thinned",
         on_step: Callable[[int, int], None] | None = None,
     ) -> TextSample:
-        """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes."""
+        """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes.
+
+        A space just before a hole belongs to the hole, since tokens carry the space in front of them.
+        """
         ids: list[int | None] = []
         for piece in parse_template(template):
             ids += [None] * piece.hole if piece.hole else self.tokenizer.encode(piece.text)
@@ -142,7 +149,7 @@ class Model:
             max_rows=max_rows, on_batch=on_batch,
         )  # fmt: skip
 
-    def pack(self, texts: list[str]) -> Rows:
+    def pack(self, texts: Iterable[str]) -> Rows:
         """Tokenise and cut as for training."""
         data = self.config.data
         return pack(texts, self.tokenizer, data.length, bos=data.bos, eos=data.eos)
@@ -166,20 +173,36 @@ class Model:
         seed: int,
         on_step: Callable[[int, int], None] | None,
     ) -> TextSample:
-        """Sample around given ids; None is a position to fill."""
-        given = torch.tensor([0 if i is None else i for i in ids]).expand(n, -1)
-        frozen = torch.tensor([i is not None for i in ids]).expand(n, -1)
-        result: Sample = sample(
-            self.denoiser, self.process, batch=n, length=len(ids), config=config, seed=seed,
-            given=given, frozen=frozen, record=True, on_step=on_step,
-        )  # fmt: skip
-        tokens = result.tokens.cpu()
-        assert result.trajectory is not None
+        """Sample around given ids; None is a position to fill. At most `_BATCH` at a time."""
+        if not 1 <= n <= MAX_SAMPLES:
+            raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
+        if len(ids) > MAX_LENGTH:
+            raise UserError(f"at most {MAX_LENGTH:,} tokens at once, got {len(ids)}")
+        given = torch.tensor([0 if i is None else i for i in ids])
+        frozen = torch.tensor([i is not None for i in ids])
+        starts = range(0, n, _BATCH)
+        parts: list[Sample] = []
+        for part, first in enumerate(starts):
+            size = min(_BATCH, n - first)
+
+            def show(step: int, steps: int, done: int = part) -> None:
+                if on_step is not None:
+                    on_step(done * steps + step, len(starts) * steps)
+
+            parts.append(
+                sample(
+                    self.denoiser, self.process, batch=size, length=len(ids), config=config,
+                    seed=seed, first_index=first, given=given.expand(size, -1),
+                    frozen=frozen.expand(size, -1), record=True, on_step=show,
+                )
+            )  # fmt: skip
+        tokens = torch.cat([part.tokens for part in parts]).cpu()
+        paths = [part.trajectory for part in parts if part.trajectory is not None]
         return TextSample(
             tokens=tokens,
             text=[self.tokenizer.decode(row.tolist()) for row in tokens],
-            nfe=int(result.nfe.max()),
-            trajectory=result.trajectory,
+            nfe=max(int(part.nfe.max()) for part in parts),
+            trajectory=replace(paths[0], frames=torch.cat([path.frames for path in paths], dim=1)),
         )
 
 
@@ -192,7 +215,7 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
     tokenizer = checkpoint.tokenizer()
     config = checkpoint.config
     vocab = config.process.vocab(tokenizer.size)
-    denoiser = DiT(config.model, vocab.size)
+    denoiser = build_denoiser(config.model, vocab.size)
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     load_weights(denoiser, checkpoint.tensors(file), checkpoint.folder / file)
     denoiser.eval().requires_grad_(False).to(pick_device(device))

@@ -7,6 +7,7 @@ unknown key, a wrong type or a setting that the chosen kind would ignore is an e
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,15 +48,19 @@ class ProcessConfig:
 
     def vocab(self, n_tokens: int) -> Vocab:
         """The state space over `n_tokens` tokens: the mask is added as the last id, if there is one."""
-        if self.kind == "uniform":
+        if not self._class().wants_mask:
             return Vocab(n_tokens)
         return Vocab(n_tokens + 1, mask_id=n_tokens)
 
-    def build(self, vocab: Vocab) -> NoiseProcess:
+    def _class(self) -> type[NoiseProcess]:
         if self.kind not in PROCESSES:
             raise UserError(f"unknown process '{self.kind}'{did_you_mean(self.kind, PROCESSES)}")
-        own = {"mixed": ("k",), "gidd": ("p_uniform", "gamma")}.get(self.kind, ())
-        allowed = own if self.kind == "gidd" else (*own, "schedule", "eps", "power")
+        return PROCESSES[self.kind]
+
+    def build(self, vocab: Vocab) -> NoiseProcess:
+        cls = self._class()
+        own = cls.settings
+        allowed = (*own, "schedule", "eps", "power") if cls.has_schedule else own
         given = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -65,9 +70,9 @@ class ProcessConfig:
             if name not in allowed:
                 raise UserError(f"process.{name} has no meaning for kind '{self.kind}'; remove it")
         arguments = {name: given[name] for name in own if name in given}
-        if self.kind != "gidd":
+        if cls.has_schedule:
             arguments["schedule"] = self._schedule()
-        return PROCESSES[self.kind](vocab, **arguments)  # type: ignore[call-arg]
+        return cls(vocab, **arguments)  # type: ignore[call-arg]
 
     def _schedule(self) -> Any:
         name = self.schedule or "log-linear"
@@ -148,8 +153,9 @@ class OptimConfig:
     """Decay of the averaged weights, reached gradually from the start of the run."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.clip <= 0:
-            raise UserError("optim.lr and optim.clip must be positive")
+        for name in ("lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"optim.{name} must be positive and finite")
         if min(self.warmup, self.decay, self.weight_decay) < 0:
             raise UserError("optim.warmup, optim.decay and optim.weight_decay must be >= 0")
         for name in ("beta1", "beta2", "ema"):
@@ -193,6 +199,8 @@ class TrainConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"train.seed must lie in 0..2^31-1, got {self.seed}")
         if min(self.eval_every, self.save_every) < 0:
             raise UserError("train.eval_every and train.save_every must be >= 0")
 

@@ -14,23 +14,22 @@ from xdlm.errors import UserError
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Give a scratch folder to fill; on success it becomes `target`, on failure it disappears."""
+    """Give a scratch folder to fill; on success it becomes `target`, on failure it disappears.
+
+    Nothing that is already there is ever replaced.
+    """
+    target = target.absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"{target} already exists; choose another folder or remove it")
     scratch = target.with_name(f".{target.name}.partial")
-    with _explained(target):
+    with explained(target):
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         try:
             yield scratch
             for file in scratch.iterdir():
                 _sync(file)
-            if target.exists():
-                old = target.with_name(f".{target.name}.replaced")
-                shutil.rmtree(old, ignore_errors=True)
-                target.rename(old)
-                scratch.rename(target)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                scratch.rename(target)
+            scratch.rename(target)  # replaces an empty folder, and nothing else
             _sync(target.parent)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -38,12 +37,19 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def write_atomic(target: Path, content: str | bytes) -> None:
-    """Replace a file's content all at once."""
-    scratch = target.with_name(f".{target.name}.partial")
-    with _explained(target):
+    """Replace a file's content all at once. A device or a pipe is written to as it is."""
+    data = content.encode() if isinstance(content, str) else content
+    target = target.resolve()
+    if target.is_dir():
+        raise UserError(f"cannot write {target}: it is a folder")
+    with explained(target):
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{target.name}.partial")
         try:
-            scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+            scratch.write_bytes(data)
             _sync(scratch)
             scratch.replace(target)
         except BaseException:
@@ -54,7 +60,7 @@ def write_atomic(target: Path, content: str | bytes) -> None:
 def check_writable(folder: Path) -> None:
     """Fail now, not after hours of work, if nothing can be written to `folder`."""
     probe = folder / ".write-test"
-    with _explained(folder):
+    with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
@@ -66,7 +72,7 @@ def sha256_of(file: Path) -> str:
 
 
 @contextmanager
-def _explained(target: Path) -> Iterator[None]:
+def explained(target: Path) -> Iterator[None]:
     """Turn the operating system's refusal into a line that names the place."""
     try:
         yield

@@ -21,6 +21,10 @@ class Vocab:
     mask_id: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("size", "mask_id"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == "mask_id" and value is None):
+                raise UserError(f"a vocabulary's {name} must be an integer, got {value!r}")
         if self.size < 2:
             raise UserError(f"a vocabulary needs at least 2 states, got size={self.size}")
         if self.mask_id is not None and not 0 <= self.mask_id < self.size:
@@ -148,6 +152,25 @@ class RowStats(NamedTuple):
     logit_x: Tensor
     logit_z: Tensor
     S: Tensor
+
+
+def is_special(z: Tensor, special_ids: tuple[int, ...]) -> Tensor:
+    """Where `z` holds one of the special tokens."""
+    found = torch.zeros_like(z, dtype=torch.bool)
+    for token_id in special_ids:
+        found |= z == token_id
+    return found
+
+
+def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
+    """Times as float64 on the device of the tokens, one per batch entry (or per position).
+
+    On the CPU they are checked; on a GPU a check would make it wait.
+    """
+    t = torch.as_tensor(t, dtype=torch.float64, device=tokens.device)
+    if t.device.type == "cpu" and not bool(((t >= 0) & (t <= 1)).all()):
+        raise UserError(f"times must lie in [0, 1], got {t.min():.4g} to {t.max():.4g}")
+    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
 
 
 def align(value: Tensor, z: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ import torch
 
 from xdlm import UserError, load
 from xdlm.api import load_tokenizer
-from xdlm.cli.demo import unigram_entropy
 from xdlm.cli.train import read_rows
 from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig, dump_config
+from xdlm.evaluation import unigram_entropy
 from xdlm.models import PRESETS, DiT
 from xdlm.noise import Masked
 from xdlm.objective import nelbo

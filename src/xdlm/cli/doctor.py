@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from xdlm.cli.options import parse
@@ -51,9 +52,9 @@ def run(arguments: list[str]) -> None:
     failed = False
     for name, check in _CHECKS.items():
         try:
-            outcome = f"[green]ok[/green]  {check()}"
+            outcome = f"[green]ok[/green]  {escape(check())}"
         except UserError as error:
-            failed, outcome = True, f"[red]failed[/red]  {error}"
+            failed, outcome = True, f"[red]failed[/red]  {escape(str(error))}"
         screen.print(f"{name}: {outcome}")
     if failed:
         sys.exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,9 +11,9 @@ from typing import Literal
 from xdlm.api import load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
-from xdlm.data import pack, read_documents
+from xdlm.cli.record import provenance, write_json
+from xdlm.data import read_documents
 from xdlm.errors import UserError, did_you_mean
-from xdlm.files import write_atomic
 
 _DESCRIPTION = """Perplexity: an upper bound by Monte Carlo, with its standard error.
 
@@ -24,11 +24,10 @@ examples:
   xdlm eval ppl
   xdlm eval ppl --model runs/mine --data my-texts/ --draws 16 --json result.json
 """
-MEASURES = ("ppl",)
 
 
 @dataclass(frozen=True)
-class Options:
+class PplOptions:
     model: str = "pocket"
     """A bundled name, a checkpoint folder or a run folder."""
     data: str = "corpus:heldout"
@@ -50,19 +49,20 @@ class Options:
 
 
 def run(arguments: list[str]) -> None:
-    if arguments and arguments[0] in MEASURES:
-        arguments = arguments[1:]
-    elif arguments and not arguments[0].startswith("-"):
+    if not arguments or arguments[0].startswith("-"):
+        if {"-h", "--help"} & set(arguments):
+            parse(PplOptions, ["--help"], prog="xdlm eval ppl", description=_DESCRIPTION)
+        raise UserError("which measure? for example: xdlm eval ppl")
+    if arguments[0] not in MEASURES:
         word = arguments[0]
         raise UserError(f"unknown measure '{word}'{did_you_mean(word, MEASURES)}")
-    elif not {"-h", "--help"} & set(arguments):
-        raise UserError("which measure? for example: xdlm eval ppl")
-    options = parse(Options, arguments, prog="xdlm eval ppl", description=_DESCRIPTION)
+    MEASURES[arguments[0]](arguments[1:])
+
+
+def ppl(arguments: list[str]) -> None:
+    options = parse(PplOptions, arguments, prog="xdlm eval ppl", description=_DESCRIPTION)
     model = load(options.model, device=options.device, weights=options.weights)
-    data = model.config.data
-    rows = pack(
-        read_documents(options.data), model.tokenizer, data.length, bos=data.bos, eos=data.eos
-    )
+    rows = model.pack(read_documents(options.data))
     with progress("evaluating") as show:
         result = model.perplexity_of(
             rows, draws=options.draws, seed=options.seed, batch=options.batch,
@@ -71,12 +71,16 @@ def run(arguments: list[str]) -> None:
     if options.json is not None:
         record = {
             "metric": "ppl", **dataclasses.asdict(result), "model": options.model,
-            "step": model.step, "weights": model.weights, "data": options.data,
+            "data": options.data, **provenance(model),
         }  # fmt: skip
-        write_atomic(Path(options.json), json.dumps(record, indent=2) + "\n")
+        write_json(Path(options.json), record)
     print(f"perplexity  {result.value:.3f} ± {result.stderr:.3f}")
     print(f"nats/token  {result.nats_per_token:.4f} ± {result.nats_stderr:.4f}")
     if result.bits_per_character is not None:
         print(f"bits/char   {result.bits_per_character:.4f}")
     print(f"tokens      {result.n_tokens:,} in {result.n_rows:,} rows, {result.draws} draws each")
     print(f"weights     {model.weights}")
+
+
+#: What can be measured. A new measure is a function and a line here.
+MEASURES: dict[str, Callable[[list[str]], None]] = {"ppl": ppl}

@@ -38,5 +38,6 @@ def run(arguments: list[str]) -> None:
     model.save(options.out, dtype=getattr(torch, options.dtype))
     size = sum(f.stat().st_size for f in Path(options.out).iterdir())
     console().print(
-        f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB"
+        f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB",
+        markup=False,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from importlib import import_module
 
@@ -34,6 +36,9 @@ verbs:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 2 bad input, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an odd locale costs a character, not the run
+            stream.reconfigure(errors="replace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, end="")
         return
@@ -45,12 +50,30 @@ def main(arguments: list[str] | None = None) -> None:
         if verb not in VERBS:
             raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)}")
         import_module(f"xdlm.cli.{verb}").run(rest)
+        sys.stdout.flush()
     except UserError as error:
         print(f"xdlm: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("xdlm: interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has had enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"xdlm: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print("xdlm: not enough memory for that; ask for less at a time", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch says it in more than one way."""
+    return isinstance(error, MemoryError) or any(
+        phrase in str(error).lower() for phrase in ("out of memory", "can't allocate memory")
+    )
 
 
 if __name__ == "__main__":

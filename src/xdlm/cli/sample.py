@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,12 +11,13 @@ from rich.console import Console
 from xdlm.api import Model, TextSample, load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
+from xdlm.cli.record import provenance, write_json
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
 
 _DESCRIPTION = """Generate text with a model; without options, with the bundled one.
 
-The text goes to standard output, everything else to standard error.
+The text (and with --show how it came about) goes to standard output, the rest to standard error.
 
 examples:
   xdlm sample
@@ -26,6 +26,9 @@ examples:
   xdlm sample --template "The <mask:12> sat on the mat." --show
   xdlm sample --html trajectory.html
 """
+#: Settings that go into the JSON record.
+_RECORDED = ("model", "n", "steps", "length", "seed", "prefix", "template", "temperature", "top_p",
+             "last", "impl")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,14 @@ class Options:
     prefix: str = ""
     """Text to begin with; it is never changed."""
     template: str | None = None
-    """Text with holes to fill: <mask:12> is a hole of 12 tokens."""
+    """Text with holes to fill: <mask:12> is a hole of 12 tokens, with the space before it."""
     temperature: float = 1.0
     """Below 1 is more careful, 0 takes the most likely token."""
     top_p: float = 1.0
     """Draw among the most likely tokens that together have this probability."""
     last: Literal["sample", "argmax"] = "sample"
     """How the final denoise picks tokens."""
-    impl: Literal["thinned", "dense"] = "thinned"
+    impl: str = "thinned"
     """thinned is fast, dense its slow twin of the same law."""
     weights: Literal["ema", "raw"] = "ema"
     """Averaged weights, or those that training left."""
@@ -83,11 +86,13 @@ def run(arguments: list[str]) -> None:
         write_atomic(Path(options.html), page)
     if options.json is not None:
         record = {
-            **_details(model, options, result),
+            **provenance(model),
+            **{field: getattr(options, field) for field in _RECORDED},
+            "nfe": result.nfe,
             "text": result.text,
             "tokens": result.tokens.tolist(),
         }
-        write_atomic(Path(options.json), json.dumps(record, indent=2) + "\n")
+        write_json(Path(options.json), record)
     if options.show:
         from xdlm.report import trajectory_panel
 
@@ -98,7 +103,7 @@ def run(arguments: list[str]) -> None:
         print(text)
     console().print(
         f"{options.model} ({model.weights} weights): {options.steps} steps, {result.nfe} forward passes",
-        style="dim", highlight=False,
+        style="dim", highlight=False, markup=False,
     )  # fmt: skip
 
 

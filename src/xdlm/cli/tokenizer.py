@@ -39,4 +39,4 @@ def run(arguments: list[str]) -> None:
         screen.print(f"the text supports only {tokenizer.size} tokens, not {options.vocab_size}")
     target = Path(options.out) / "tokenizer.json"
     write_atomic(target, tokenizer.to_json())
-    screen.print(f"{tokenizer.size} tokens -> {target}")
+    screen.print(f"{tokenizer.size} tokens -> {target}", markup=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -30,18 +32,25 @@ examples:
 _EVAL_BATCH = 64
 
 
+@dataclass(frozen=True)
+class Options(RunConfig):
+    resume: bool = False
+    """Go on from the newest checkpoint in --train.out."""
+
+
 def run(arguments: list[str]) -> None:
-    arguments, resume = _take_flag(arguments, "--resume")
     recipe, flags = _take_recipe(arguments)
-    config = parse(
-        RunConfig, flags, prog="xdlm train [RECIPE] [--resume]", description=_DESCRIPTION,
-        default=load_config(recipe) if recipe else RunConfig(),
+    recipe_config = load_config(recipe) if recipe else RunConfig()
+    sections = {f.name: getattr(recipe_config, f.name) for f in dataclasses.fields(RunConfig)}
+    options = parse(
+        Options, flags, prog="xdlm train RECIPE", description=_DESCRIPTION,
+        default=Options(**sections),
     )  # fmt: skip
     if recipe is None:
         raise UserError("which recipe? for example: xdlm train recipes/cpu-tiny.yaml")
-    checkpoint = find_resume(Path(config.train.out), resume=resume)
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    trainer = make_trainer(config, tokenizer)
+    config = RunConfig(**{name: getattr(options, name) for name in sections})
+    checkpoint = find_resume(Path(config.train.out), resume=options.resume)
+    trainer = make_trainer(config, load_tokenizer(config.data.tokenizer))
     if checkpoint is not None:
         trainer.restore(checkpoint)
     if not trainer.run():
@@ -79,10 +88,8 @@ def read_rows(
 
 
 def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
-    if arguments and not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
+    """The recipe is the first argument, or the one that ends in .yaml."""
+    for i, argument in enumerate(arguments):
+        if argument.endswith((".yaml", ".yml")) or (i == 0 and not argument.startswith("-")):
+            return argument, arguments[:i] + arguments[i + 1 :]
     return None, arguments
-
-
-def _take_flag(arguments: list[str], flag: str) -> tuple[list[str], bool]:
-    return [a for a in arguments if a != flag], flag in arguments

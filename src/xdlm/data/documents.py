@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -83,8 +84,10 @@ def _read_file(path: Path) -> Iterator[str]:
         raise UserError(
             f"{path} is not UTF-8 (byte {error.start}: {error.reason}); convert it first"
         ) from error
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path} is damaged or not {packed}: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _json_lines(path: Path, stream: IO[str]) -> Iterator[str]:
@@ -95,7 +98,11 @@ def _json_lines(path: Path, stream: IO[str]) -> Iterator[str]:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a number too long, a nesting too deep
+            raise UserError(f"{path}, line {number}: cannot be read ({error})") from error
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise UserError(f"{path}, line {number}: expected an object with a string field 'text'")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(f"{path}, line {number}: the text holds half a character (a surrogate)")
         yield text

@@ -72,6 +72,8 @@ def likelihood(
     """Perplexity of packed text: all rows and the tail, or the first `max_rows` rows."""
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
+    if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
+        raise UserError("batch and max_rows must be at least 1, and the seed not negative")
     whole = len(rows) if max_rows is None else min(max_rows, len(rows))
     use_tail = rows.tail.size > 0 and (max_rows is None or max_rows > len(rows))
     total = whole + use_tail

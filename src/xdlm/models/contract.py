@@ -34,8 +34,8 @@ class Denoiser(nn.Module, ABC):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] for any subset of hidden rows."""
-        bias = None if self.head_bias is None else self.head_bias.to(hidden.dtype)
-        return F.linear(hidden, self.head_weight.to(hidden.dtype), bias).float()
+        bias = None if self.head_bias is None else self.head_bias.float()
+        return F.linear(hidden.float(), self.head_weight.float(), bias)
 
     def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""

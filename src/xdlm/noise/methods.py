@@ -47,6 +47,8 @@ class Stationary(NoiseProcess):
         self.vocab = vocab
         self.k = float(k)
         self.mu = {int(i): float(weight) for i, weight in mu.items()}
+        if vocab.mask_id is not None:  # data never holds the mask, whatever noise makes of it
+            self.mu.setdefault(vocab.mask_id, 0.0)
         self.schedule: Schedule = schedule if schedule is not None else LogLinear()
         mask_first = sorted(self.mu, key=lambda i: (i != vocab.mask_id, i))
         self.special_ids = tuple(mask_first)
@@ -90,9 +92,10 @@ class Uniform(Stationary):
     reaches and data never holds.
     """
 
+    wants_mask: ClassVar[bool] = False
+
     def __init__(self, vocab: Vocab, *, schedule: Schedule | None = None) -> None:
-        mu = {} if vocab.mask_id is None else {vocab.mask_id: 0.0}
-        super().__init__(vocab, k=1.0, mu=mu, schedule=schedule)
+        super().__init__(vocab, k=1.0, mu={}, schedule=schedule)
 
 
 class Mixed(Stationary):
@@ -100,6 +103,8 @@ class Mixed(Stationary):
 
     `mu` gives several special tokens their weights (summing to 1 - k); without it the mask has all.
     """
+
+    settings: ClassVar[tuple[str, ...]] = ("k",)
 
     def __init__(
         self,
@@ -123,6 +128,8 @@ class Gidd(NoiseProcess):
     probability `p_uniform`.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("p_uniform", "gamma")
+    has_schedule: ClassVar[bool] = False
     time_range: ClassVar[tuple[float, float]] = (1e-4, 1 - 1e-4)
 
     def __init__(self, vocab: Vocab, *, p_uniform: float = 0.1, gamma: float = 1.0) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from xdlm.structs import Bridge, Coefs, TokenValues, Vocab, align
+from xdlm.structs import Bridge, Coefs, TokenValues, Vocab, align, batch_times
 
 
 class NoiseProcess(ABC):
@@ -23,6 +23,12 @@ class NoiseProcess(ABC):
 
     vocab: Vocab
     special_ids: tuple[int, ...]
+
+    #: The settings of its own that a configuration may give it, beside `schedule` where it has one.
+    settings: ClassVar[tuple[str, ...]] = ()
+    has_schedule: ClassVar[bool] = True
+    #: Whether a vocabulary made for this process gets a mask.
+    wants_mask: ClassVar[bool] = True
 
     #: Times between which the continuous-time loss is finite and is integrated; the steps from pure
     #: noise to the upper end and from the lower end to the data are `objective.bound`'s.
@@ -53,7 +59,7 @@ class NoiseProcess(ABC):
     ) -> Tensor:
         """Draw `z ~ q_t(. | x)`. One number in [0, 1) per position decides everything: below alpha
         the token stays, the rest of the interval is the inverse distribution of b."""
-        return self.corrupt_with(self.coefs(_time(t, x)), x, _uniform(x, generator, uniform))
+        return self.corrupt_with(self.coefs(batch_times(t, x)), x, _uniform(x, generator, uniform))
 
     def corrupt_with(self, coefs: Coefs, x: Tensor, uniform: Tensor) -> Tensor:
         alpha = align(coefs.alpha, x)
@@ -116,13 +122,18 @@ class NoiseProcess(ABC):
 
         `f_s(probs, e) (alpha_ts [e = z] + b_ts(z)) / f_t(probs, z)` (Lemma 2).
         """
-        return self.posterior_between(probs, z, self.coefs(_time(s, z)), self.coefs(_time(t, z)))
+        return self.posterior_between(
+            probs, z, self.coefs(batch_times(s, z)), self.coefs(batch_times(t, z))
+        )
 
     def posterior_between(self, probs: Tensor, z: Tensor, at_s: Coefs, at_t: Coefs) -> Tensor:
         """`posterior` between given coefficients; `at_t` may be the terminal ones."""
         between = self.bridge(at_s, at_t)
         probs = probs.double()
-        f_s = align(at_s.alpha, probs) * probs + at_s.b.dense(self.vocab.size)[..., None, :]
+        noise = at_s.b.dense(self.vocab.size)
+        if noise.ndim < probs.ndim:
+            noise = noise[..., None, :]
+        f_s = align(at_s.alpha, probs) * probs + noise
         arrive = align(between.alpha, probs) * _one_hot(z, probs) + between.b.at(z)[..., None]
         joint = f_s * arrive
         total = joint.sum(-1, keepdim=True)
@@ -132,13 +143,6 @@ class NoiseProcess(ABC):
 
 def _one_hot(z: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).scatter_(-1, z[..., None], 1.0)
-
-
-def _time(t: Tensor | float, x: Tensor) -> Tensor:
-    """Times as float64 on the device of `x`; a bare number holds for the whole batch."""
-    return torch.as_tensor(t, dtype=torch.float64, device=x.device).expand(
-        x.shape[:1] if not torch.is_tensor(t) or t.ndim == 0 else t.shape
-    )
 
 
 def _uniform(like: Tensor, generator: torch.Generator | None, given: Tensor | None) -> Tensor:

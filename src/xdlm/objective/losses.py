@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xdlm.errors import UserError
 from xdlm.noise import NoiseProcess
 from xdlm.objective.divergence import (
     log_ratio,
@@ -17,7 +18,7 @@ from xdlm.objective.divergence import (
 )
 from xdlm.objective.weighting import Weighting, elbo_weight
 from xdlm.ops import stats_of_logits
-from xdlm.structs import Coefs, RowStats, align
+from xdlm.structs import Coefs, RowStats, align, batch_times
 
 
 def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
@@ -28,7 +29,9 @@ def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor
     Averaged over t ~ U(0, 1) and z ~ q_t(. | x) it bounds -log p(x). `logits` [B, L, N] may hold
     anything at special tokens; `t` is [B] or a number.
     """
-    coefs = process.coefs(times(t, x))
+    _check(process, logits)
+    # GIDD's rates are infinite at t = 1, where its loss has a limit: take it from just before.
+    coefs = process.coefs(batch_times(t, x).clamp_max(process.time_range[1]))
     stats = stats_of_logits(logits, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids)
     return nelbo_of_stats(coefs, stats, x, z)
 
@@ -64,7 +67,10 @@ def step_kl(
 
     s = 0 gives the reconstruction term -log p(x | z_t).
     """
-    at_s, at_t = process.coefs(times(s, x)), process.coefs(times(t, x))
+    s, t = batch_times(s, x), batch_times(t, x)
+    if s.device.type == "cpu" and not bool((s < t).all()):
+        raise UserError("a step goes from t down to s: s must be smaller than t")
+    at_s, at_t = process.coefs(s), process.coefs(t)
     return step_kl_between(process, at_s, at_t, logits, x, z)
 
 
@@ -72,6 +78,7 @@ def step_kl_between(
     process: NoiseProcess, at_s: Coefs, at_t: Coefs, logits: Tensor, x: Tensor, z: Tensor
 ) -> Tensor:
     """`step_kl` between given coefficients; `at_t` may be the terminal ones."""
+    _check(process, logits)
     stats = stats_of_logits(logits, x, z, row_log_c(process, at_s, x), mask_id=process.special_ids)
     return step_kl_of_stats(process, at_s, at_t, stats, x, z)
 
@@ -107,7 +114,8 @@ def row_log_c(process: NoiseProcess, coefs: Coefs, x: Tensor) -> Tensor | None:
     return align(coefs.log_c, x).expand(x.shape)
 
 
-def times(t: Tensor | float, x: Tensor) -> Tensor:
-    """Times as float64, one per batch entry, on the device of the tokens."""
-    t = torch.as_tensor(t, dtype=torch.float64, device=x.device)
-    return t.expand(x.shape[:1]) if t.ndim == 0 else t
+def _check(process: NoiseProcess, logits: Tensor) -> None:
+    if logits.shape[-1] != process.vocab.size:
+        raise UserError(
+            f"logits are over {logits.shape[-1]} tokens, the vocabulary has {process.vocab.size}"
+        )

@@ -138,14 +138,15 @@ class _HeadGradient:
         if self.weight is not None:
             accumulate_mm(self.weight, d_logits.T, self.source[rows])
         if self.bias is not None:
-            self.bias += d_logits[:, : self.head.size].sum(0, dtype=self.bias.dtype)
+            self.bias += d_logits.sum(0, dtype=self.bias.dtype)
 
     def scaled(self, factor: Tensor) -> tuple[Tensor | None, ...]:
         """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes."""
-        weight = None if self.weight is None else self.weight[: self.head.size]
+        size = self.head.size
+        parameters = (None if g is None else g[:size] for g in (self.weight, self.bias))
         return tuple(
             None if grad is None else (grad * factor.to(grad.dtype)).to(self.source.dtype)
-            for grad in (self.hidden, weight, self.bias)
+            for grad in (self.hidden, *parameters)
         )
 
 

@@ -49,7 +49,7 @@ def row_stats(
     special = special_tuple(mask_id)
     weight, bias = _as_hidden(hidden, weight, bias)
     if impl == "eager":
-        return stats_of_logits(F.linear(hidden, weight, bias), x, z, log_c, mask_id=special)
+        return stats_of_logits(_product(hidden, weight, bias), x, z, log_c, mask_id=special)
     from xdlm.ops.blocks import blocked_row_stats
 
     shape = x.shape
@@ -137,7 +137,7 @@ def head_logits(
     weight, bias = _as_hidden(hidden, weight, bias)
     dtype = work_dtype(hidden.dtype)
     if hidden.dtype == dtype or not hidden.is_cuda:
-        return forbid(F.linear(hidden, weight, bias).to(dtype), special)
+        return forbid(_product(hidden, weight, bias), special)
     logits = torch.mm(hidden, weight.T, out_dtype=dtype)
     if bias is not None:
         logits += bias
@@ -162,6 +162,12 @@ def special_tuple(mask_id: int | Sequence[int] | None) -> tuple[int, ...]:
     if mask_id is None:
         return ()
     return (mask_id,) if isinstance(mask_id, int) else tuple(mask_id)
+
+
+def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`hidden @ weight.T + bias` added up and given in float32, whatever the factors are."""
+    dtype = work_dtype(hidden.dtype)
+    return F.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def _as_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,6 @@ from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.trajectory import Trajectory
 from xdlm.structs import Coefs
 
-Impl = Literal["thinned", "dense"]
 Last = Literal["sample", "argmax"]
 
 
@@ -39,13 +38,13 @@ class SamplerConfig:
     """Temperature and nucleus, applied to every prediction."""
     last: Last = "sample"
     """How the final denoise picks tokens."""
-    impl: Impl = "thinned"
+    impl: str = "thinned"
     """"thinned" runs the model where it is needed; "dense" is its slow twin."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"sampling needs at least 1 step, got {self.steps}")
-        for value, known in ((self.last, get_args(Last)), (self.impl, get_args(Impl))):
+        for value, known in ((self.last, get_args(Last)), (self.impl, tuple(STEPS))):
             if value not in known:
                 raise UserError(f"unknown sampler option '{value}'{did_you_mean(value, known)}")
 
@@ -131,7 +130,7 @@ def sample(
         z = torch.where(frozen, given.to(device), z)
     head = DrawingHead(denoiser.head_weight, denoiser.head_bias, process.special_ids)
     run = _Run(denoiser, process, head, free, label)
-    step_fn = _thinned_step if config.impl == "thinned" else _dense_step
+    step_fn = STEPS[config.impl]
     frames, times = [z], [1.0]
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
     for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
@@ -152,7 +151,9 @@ def sample(
             on_step(i + 1, config.steps + 1)
     path = None
     if record:
-        path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
+        path = Trajectory(
+            torch.stack(frames).to(torch.int32).cpu(), tuple(times), process.special_ids
+        )
     return Sample(z, nfe.cpu(), head_rows, path)
 
 
@@ -226,3 +227,9 @@ def _dense_step(
     drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
     after = drawn if run.free is None else torch.where(run.free, drawn, z)
     return after, torch.ones(len(z), dtype=torch.bool, device=z.device), z.numel()
+
+
+#: One step of a sampler, by name: next state, which sequences were evaluated, rows through the head.
+STEPS: dict[
+    str, Callable[[_Run, Leg, Tensor, StepUniforms, Filter | None], tuple[Tensor, Tensor, int]]
+] = {"thinned": _thinned_step, "dense": _dense_step}

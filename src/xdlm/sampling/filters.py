@@ -20,8 +20,10 @@ class Filter:
     """Keeps the most likely tokens that together reach this probability."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"temperature must be >= 0, got {self.temperature}")
+        if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
+            raise UserError(
+                f"temperature must be 0 or lie in [0.001, 1000], got {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p must lie in (0, 1], got {self.top_p}")
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from xdlm.errors import UserError
 
+MAX_HOLE = 100_000
 _HOLE = re.compile(r"<mask(?::(\d+))?>")
 
 
@@ -30,8 +31,8 @@ def parse_template(template: str) -> list[Piece]:
             if text:
                 pieces.append(Piece(text, 0))
         size = int(match[1]) if match[1] is not None else 1
-        if size < 1:
-            raise UserError(f"a hole must have at least one token, got '{match[0]}'")
+        if not 1 <= size <= MAX_HOLE:
+            raise UserError(f"a hole must have 1 to {MAX_HOLE:,} tokens, got '{match[0]}'")
         pieces.append(Piece("", size))
         end = match.end()
     if end < len(template):

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from xdlm.errors import UserError
 from xdlm.noise import NoiseProcess
 from xdlm.ops import categorical, draw_and_weigh, forbid
-from xdlm.structs import Coefs, align
+from xdlm.structs import Coefs, align, batch_times, is_special
 
 
 class StepUniforms(NamedTuple):
@@ -57,10 +58,7 @@ def plan_step(
         woken = woken & free
     # Given that it wakes, branch/wake is uniform again.
     wants_model = branch < wake * align(at_s.alpha, z)
-    special = torch.zeros_like(woken)
-    for token_id in process.special_ids:
-        special |= z == token_id
-    in_doubt = ~special & (align(at_t.alpha, z) > 0)
+    in_doubt = ~is_special(z, process.special_ids) & (align(at_t.alpha, z) > 0)
     return Plan(woken & wants_model, woken & ~wants_model, in_doubt)
 
 
@@ -84,7 +82,11 @@ def ancestral_step(
         torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)
         for _ in range(4)
     ))  # fmt: skip
-    at_s, at_t = (process.coefs(_times(time, z)) for time in (s, t))
+    if logits.shape[-1] != process.vocab.size:
+        raise UserError(
+            f"logits are over {logits.shape[-1]} tokens, the vocabulary has {process.vocab.size}"
+        )
+    at_s, at_t = (process.coefs(batch_times(time, z)) for time in (s, t))
     plan = plan_step(process, at_s, at_t, z, uniforms.branch, None)
     rows = plan.needs_head.nonzero(as_tuple=True)
     row_logits = forbid(logits[rows], process.special_ids)
@@ -129,8 +131,3 @@ def dense_step(
     posterior = process.posterior(probs, z, s, t)
     u = torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)
     return categorical(posterior.log().flatten(0, -2), u.flatten()).view(z.shape)
-
-
-def _times(time: Tensor | float, z: Tensor) -> Tensor:
-    time = torch.as_tensor(time, dtype=torch.float64, device=z.device)
-    return time.expand(z.shape[:1]) if time.ndim == 0 else time

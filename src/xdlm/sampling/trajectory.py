@@ -8,6 +8,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from xdlm.structs import is_special
+
 
 class Change(IntEnum):
     """What a position did in one step."""
@@ -36,9 +38,7 @@ class Trajectory:
 
     def changes(self) -> Tensor:
         """[T, B, L] of `Change` codes (uint8): what each position did in each step."""
-        masked = torch.zeros_like(self.frames, dtype=torch.bool)
-        for token_id in self.special_ids:
-            masked |= self.frames == token_id
+        masked = is_special(self.frames, self.special_ids)
         before, after = masked[:-1], masked[1:]
         moved = self.frames[:-1] != self.frames[1:]
         code = torch.zeros_like(self.frames[1:], dtype=torch.uint8)

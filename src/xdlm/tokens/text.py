@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 #: The file that holds a tokenizer, in a folder of its own or beside a model's weights.
 FILE_NAME = "tokenizer.json"
+MAX_VOCAB = 10_000_000
 
 
 class TextTokenizer:
@@ -50,8 +51,11 @@ class TextTokenizer:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        if vocab_size <= len(alphabet):
-            raise UserError(f"vocab_size must exceed {len(alphabet)} (256 bytes and end-of-text)")
+        if not len(alphabet) < vocab_size <= MAX_VOCAB:
+            raise UserError(
+                f"vocab_size must exceed {len(alphabet)} (256 bytes and end-of-text) and be at most "
+                f"{MAX_VOCAB:,}, got {vocab_size}"
+            )
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()

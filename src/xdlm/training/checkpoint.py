@@ -11,6 +11,8 @@ optimizer.safetensors  AdamW's moments                   } can go on from
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from xdlm.files import atomic_folder, sha256_of
 from xdlm.tokens import TextTokenizer
 
 FORMAT = 1
+_STEP = re.compile(r"step-\d{8,}")
 META, CONFIG, TOKENIZER = "checkpoint.json", "config.yaml", "tokenizer.json"
 MODEL, RAW, OPTIMIZER = "model.safetensors", "raw.safetensors", "optimizer.safetensors"
 
@@ -52,7 +55,10 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         if name not in self.meta["files"]:
-            raise UserError(f"{self.folder} has no {name}: training cannot go on from it")
+            what = (
+                "it is no model" if name == MODEL else "it holds a model, not a state to go on from"
+            )
+            raise UserError(f"{self.folder} has no {name}: {what}")
         try:
             return load_file(self.folder / name)
         except SafetensorError as error:
@@ -121,8 +127,25 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 def latest_checkpoint(run: str | Path) -> Path | None:
     """The newest checkpoint of a run, whole by construction; None if there is none."""
-    found = sorted(Path(run).glob("step-*"))
+    found = run_checkpoints(Path(run))
     return found[-1] if found else None
+
+
+def run_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first: what training wrote, and nothing else that is there."""
+    found = [
+        folder
+        for folder in run.glob("step-*")
+        if _STEP.fullmatch(folder.name) and (folder / META).is_file()
+    ]
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix("step-")))
+
+
+def clear_run(run: Path) -> None:
+    """Remove what an earlier run left in a folder: its checkpoints and its log, nothing else."""
+    for folder in run_checkpoints(run):
+        shutil.rmtree(folder)
+    (run / "log.jsonl").unlink(missing_ok=True)
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -151,11 +174,14 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a checkpoint: it has no {META}")
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
-        complete = isinstance(meta["files"], dict) and isinstance(meta["step"], int)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is damaged: {error}") from error
-    if not complete or "weights" not in meta:
-        raise UserError(f"{file} is damaged: fields are missing")
+    wanted = {"files": dict, "step": int, "weights": str}
+    if not isinstance(meta, dict) or not all(isinstance(meta.get(k), t) for k, t in wanted.items()):
+        raise UserError(f"{file} is damaged: it lacks one of {', '.join(wanted)}")
+    for name, entry in meta["files"].items():
+        if not isinstance(entry, dict) or not {"bytes", "sha256"} <= entry.keys():
+            raise UserError(f"{file} is damaged: no size and hash for {name}")
     if meta.get("format") != FORMAT:
         raise UserError(f"{file} has format {meta.get('format')}; this version reads {FORMAT}")
     return meta

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from xdlm.errors import UserError
@@ -11,10 +13,9 @@ def pick_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"unknown device '{name}'; use auto, cpu or cuda") from error
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"unknown device '{name}'; use auto, cpu or cuda")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device here; use --device cpu")
     return device

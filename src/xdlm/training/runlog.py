@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from xdlm.files import write_atomic
+from xdlm.files import explained, write_atomic
 
 FILE_NAME = "log.jsonl"
 #: Without a terminal a bar is useless: print a line now and then.
@@ -55,8 +55,9 @@ class RunLog:
         self._stream.close()
 
     def record(self, **fields: Any) -> None:
-        self._stream.write(json.dumps(fields) + "\n")
-        self._stream.flush()
+        with explained(self.file):
+            self._stream.write(json.dumps(fields) + "\n")
+            self._stream.flush()
 
     def show(self, step: int, info: str) -> None:
         self._bar.update(self._task, completed=step, info=info)
@@ -64,10 +65,10 @@ class RunLog:
             return
         if time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES or step == self.total:
             self._last_line = time.monotonic()
-            self.console.print(f"step {step}/{self.total}  {info}")
+            self.say(f"step {step}/{self.total}  {info}")
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, markup=False)
 
     def _forget_after(self, step: int) -> None:
         """Drop what a killed run logged beyond the checkpoint that we go on from."""

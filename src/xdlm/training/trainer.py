@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import shutil
 import signal
@@ -21,7 +22,7 @@ from xdlm.config import RunConfig
 from xdlm.data import Rows, ShuffledOrder
 from xdlm.errors import UserError
 from xdlm.files import check_writable
-from xdlm.models import DiT
+from xdlm.models import build_denoiser
 from xdlm.objective import WEIGHTINGS
 from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.structs import Batch
@@ -35,6 +36,7 @@ from xdlm.training.checkpoint import (
     latest_checkpoint,
     load_weights,
     open_checkpoint,
+    run_checkpoints,
     save_checkpoint,
 )
 from xdlm.training.device import describe, pick_device, pick_precision
@@ -74,6 +76,8 @@ class Trainer:
                 f"the training text has {rows.n_tokens} tokens, fewer than one row of "
                 f"{config.data.length}; give more text or a smaller data.length"
             )
+        if config.model.n_classes:
+            raise UserError("model.n_classes needs data with labels, and text has none; remove it")
         self.config, self.tokenizer, self.rows = config, tokenizer, rows
         self.validate, self.console = validate, console or Console(stderr=True)
         self.device = pick_device(config.train.device)
@@ -81,7 +85,7 @@ class Trainer:
         vocab = config.process.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
-        self.model = DiT(config.model, vocab.size).to(self.device)
+        self.model = build_denoiser(config.model, vocab.size).to(self.device)
         self.working = WorkingCopy(self.model, self.precision)
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = make_optimizer(self.model, config.optim)
@@ -89,6 +93,7 @@ class Trainer:
             self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
             config.loss.kept_rows, config.model.label_dropout, config.train.compile,
         )  # fmt: skip
+        self.data_hash = hashlib.sha256(rows.rows.tobytes()).hexdigest()
         self.order = ShuffledOrder(len(rows), config.train.seed)
         self.step = 0
         # Sums since the last line of the log: loss, bound, number of steps. Saved with the state, so
@@ -104,6 +109,10 @@ class Trainer:
     def run(self) -> bool:
         """Train to the last step. False if Ctrl-C ended it early; either way the state is saved."""
         config = self.config.train
+        if self.step > config.steps:
+            raise UserError(
+                f"the run is at step {self.step} already, past train.steps {config.steps}"
+            )
         check_writable(self.out)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         with (
@@ -209,6 +218,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, then drop the oldest beyond `train.keep`."""
+        self._check_finite()
         save_checkpoint(
             checkpoint_folder(self.out, self.step),
             config=self.config,
@@ -220,16 +230,31 @@ class Trainer:
                 OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
             },
             extra={
+                "data_sha256": self.data_hash,
                 "tokens": self.step * self.config.train.batch * self.rows.length,
                 "since_log": self._since_log.tolist(),
             },
         )
-        for old in sorted(self.out.glob("step-*"))[: -self.config.train.keep]:
+        for old in run_checkpoints(self.out)[: -self.config.train.keep]:
             shutil.rmtree(old)
+
+    def _check_finite(self) -> None:
+        """A run that has diverged must not push good checkpoints out."""
+        total = torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum()
+        if not math.isfinite(float(total)):
+            raise UserError(
+                f"the weights are not finite at step {self.step}: nothing saved; lower optim.lr"
+            )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the same run."""
         _check_same_run(checkpoint.config, self.config)
+        if checkpoint.tokenizer().to_json() != self.tokenizer.to_json():
+            raise UserError(
+                f"cannot resume: {self.config.data.tokenizer} is not the tokenizer it was"
+            )
+        if checkpoint.meta.get("data_sha256") != self.data_hash:
+            raise UserError(f"cannot resume: {self.config.data.train} is not the text it was")
         load_weights(self.model, checkpoint.tensors(RAW), checkpoint.folder / RAW)
         averages = checkpoint.tensors(MODEL)
         self.ema.average = {
@@ -260,6 +285,8 @@ def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
     may."""
     free = {"out", "steps", "device", "compile", "log_every", "eval_every", "eval_rows",
             "save_every", "keep"}  # fmt: skip
+    if now.optim.decay:  # the learning rate counts back from the end
+        free -= {"steps"}
     before, after = dataclasses.asdict(saved), dataclasses.asdict(now)
     for section, values in before.items():
         for name, value in values.items():

@@ -1,0 +1,40 @@
+"""What every result says about where it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xdlm import __version__
+from xdlm.api import Model
+from xdlm.files import write_atomic
+from xdlm.training.device import describe
+
+
+def provenance(model: Model) -> dict[str, Any]:
+    """Versions, hardware, precision and the model's own configuration."""
+    weight = model.denoiser.head_weight
+    return {
+        "xdlm": __version__,
+        "torch": torch.__version__,
+        "device": describe(weight.device),
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "weights": model.weights,
+        "step": model.step,
+        "config": dataclasses.asdict(model.config),
+    }
+
+
+def write_json(file: Path, record: Mapping[str, Any]) -> None:
+    """Strict JSON: a number that is not one becomes null."""
+    clean = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
+    write_atomic(file, json.dumps(clean, indent=2, allow_nan=False) + "\n")
