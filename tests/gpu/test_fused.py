@@ -10,6 +10,7 @@ from xdlm.models import PRESETS, DiT, DiTConfig
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import elbo_weight, nelbo_of_stats, nelbo_with_gradient
 from xdlm.ops import draw_and_weigh, row_loss, row_stats
+from xdlm.ops.fused import TritonBlock
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
 from xdlm.structs import Batch
@@ -78,9 +79,11 @@ def test_bfloat16_beats_eager_in_bfloat16(rows, width, vocab, mask_id) -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_sweep_equals_autograd(bias: bool) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
+def test_one_sweep_equals_autograd(monkeypatch, bias: bool, dtype, tolerance: float) -> None:
     rows, width, vocab, mask_id = SHAPES[2]
-    (hidden, weight, offset), x, z, coefs = inputs(rows, width, vocab, mask_id, torch.float32)
+    monkeypatch.setattr(TritonBlock, "elements", 64 * vocab)  # several blocks add up
+    (hidden, weight, offset), x, z, coefs = inputs(rows, width, vocab, mask_id, dtype)
     leaves = [hidden.requires_grad_(), weight.requires_grad_()]
     given = offset.requires_grad_() if bias else None
     wanted = [*leaves, given] if given is not None else leaves
@@ -94,9 +97,9 @@ def test_one_sweep_equals_autograd(bias: bool) -> None:
     stats = row_stats(*leaves, given, x, z, coefs.log_c, mask_id=mask_id, impl="eager")
     reference = nelbo_of_stats(coefs, stats, x, z).double().sum()
     theirs = torch.autograd.grad(reference, wanted)
-    torch.testing.assert_close(total, reference, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(total, reference, rtol=1e-5, atol=1e-5)
     for a, b in zip(ours, theirs, strict=True):
-        assert error(a, b.double()) < 5e-6
+        assert error(a, b.double()) < tolerance
 
 
 def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:

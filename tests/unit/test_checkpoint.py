@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from test_training import small_run, trainer_for
 from xdlm import UserError, load
 from xdlm.config import dump_config
 from xdlm.files import atomic_folder, write_atomic
-from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
+from xdlm.tokens import TextTokenizer
+from xdlm.training.checkpoint import clear_run, latest_checkpoint, open_checkpoint
 
 
 @pytest.fixture
@@ -129,13 +131,49 @@ def test_atomic_folder_disappears_on_failure(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_atomic_folder_replaces_whole(tmp_path: Path) -> None:
+def test_atomic_folder_never_replaces_anything(tmp_path: Path) -> None:
     target = tmp_path / "folder"
-    for content in ("old", "new"):
-        with atomic_folder(target) as scratch:
-            (scratch / content).write_text(content)
+    target.mkdir()
+    with atomic_folder(target) as scratch:  # an empty folder is as good as none
+        (scratch / "new").write_text("new")
+    with pytest.raises(UserError, match="already exists"), atomic_folder(target):
+        pass
     assert [p.name for p in target.iterdir()] == ["new"]
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_export_spares_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(UserError, match="already exists"):
+        load(checkpoint, device="cpu").save(tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_run_touches_only_its_own_checkpoints(tmp_path: Path) -> None:
+    notes = tmp_path / "step-0-my-notes"
+    notes.mkdir()
+    (tmp_path / "step-99999999").mkdir()
+    (tmp_path / "step-notes.txt").write_text("mine")
+    trainer_for(small_run(tmp_path, steps=4, save_every=1, keep=1)).run()
+    assert latest_checkpoint(tmp_path).name == "step-00000004"
+    clear_run(tmp_path)
+    left = sorted(p.name for p in tmp_path.iterdir())
+    assert left == ["step-0-my-notes", "step-99999999", "step-notes.txt"]
+
+
+def test_incomplete_manifest(checkpoint: Path) -> None:
+    file = checkpoint / "checkpoint.json"
+    meta = json.loads(file.read_text())
+    for change, says in (
+        ({"files": {**meta["files"], "config.yaml": {}}}, "no size and hash for config.yaml"),
+        ({"files": []}, "lacks one of"),
+        ({"files": {"config.yaml": meta["files"]["config.yaml"],
+                    "tokenizer.json": meta["files"]["tokenizer.json"]}}, "it is no model"),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**meta, **change}))
+        with pytest.raises(UserError, match=says):
+            load(checkpoint)
 
 
 def test_write_atomic_keeps_the_old_content_on_failure(tmp_path: Path) -> None:
@@ -144,3 +182,58 @@ def test_write_atomic_keeps_the_old_content_on_failure(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         write_atomic(target / "below", "new")
     assert target.read_text() == "old"
+
+
+def test_write_atomic_leaves_devices_and_links_alone(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_atomic(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    write_atomic(Path("/dev/null"), "nothing")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(UserError, match="it is a folder"):
+        write_atomic(tmp_path, "new")
+
+
+def test_resuming_with_another_tokenizer_or_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two three four five six seven. " * 200)
+    config = small_run(tmp_path / "run", steps=2)
+    config = replace(config, data=replace(config.data, train=str(tmp_path / "a.txt"), limit=None))
+    trainer_for(config).run()
+    checkpoint = open_checkpoint(latest_checkpoint(tmp_path / "run"))
+    trainer = trainer_for(config)
+    trainer.tokenizer = TextTokenizer.train(["some other text"], 300)
+    with pytest.raises(UserError, match="is not the tokenizer it was"):
+        trainer.restore(checkpoint)
+    (tmp_path / "a.txt").write_text("seven six five four three two one. " * 200)
+    with pytest.raises(UserError, match="is not the text it was"):
+        trainer_for(config).restore(checkpoint)
+
+
+def test_steps_may_change_unless_the_learning_rate_depends_on_them(tmp_path: Path) -> None:
+    for decay in (0, 2):
+        config = small_run(tmp_path / str(decay), steps=2)
+        config = replace(config, optim=replace(config.optim, decay=decay))
+        trainer_for(config).run()
+        longer = trainer_for(replace(config, train=replace(config.train, steps=4)))
+        checkpoint = open_checkpoint(latest_checkpoint(tmp_path / str(decay)))
+        if decay:
+            with pytest.raises(UserError, match=r"train\.steps was 2"):
+                longer.restore(checkpoint)
+        else:
+            longer.restore(checkpoint)
+            assert longer.run()
+    shorter = trainer_for(small_run(tmp_path / "0", steps=1))
+    shorter.restore(open_checkpoint(latest_checkpoint(tmp_path / "0")))
+    with pytest.raises(UserError, match="at step 4 already"):
+        shorter.run()
+
+
+def test_a_diverged_run_saves_nothing(tmp_path: Path) -> None:
+    config = small_run(tmp_path, steps=30, save_every=1, log_every=30)
+    config = replace(config, optim=replace(config.optim, lr=1e30, warmup=0))
+    with pytest.raises(UserError, match="not finite"):
+        trainer_for(config).run()
+    for folder in tmp_path.glob("step-*"):
+        tensors = open_checkpoint(folder).tensors("raw.safetensors")
+        assert all(value.isfinite().all() for value in tensors.values())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,7 +54,28 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["sample", "--top-p", "2"], "top_p must lie in"),
         (["sample", "--model", "pockte"], "did you mean 'pocket'"),
         (["sample", "--template", "no hole"], "no hole"),
-        (["sample", "--n", "0"], "at least 1"),
+        (["sample", "--n", "0"], "n must lie in"),
+        (["sample", "--n", "-2", "--template", "a <mask:3>"], "n must lie in"),
+        (["sample", "--template", "<mask:300000000>"], "a hole must have"),
+        (["sample", "--length", "100000000"], "length must lie in"),
+        (["sample", "--temperature", "nan"], "temperature must be"),
+        (["sample", "--temperature", "1e-45"], "temperature must be"),
+        (["sample", "--device", "mps"], "unknown device"),
+        (["sample", "--impl", "dens"], "did you mean 'dense'"),
+        (["sample", "--steps", "2", "--html", "."], "it is a folder"),
+        (["sample", "--steps", "2", "--html", ""], "it is a folder"),
+        (["eval", "ppl", "--batch", "0"], "batch and max_rows must be"),
+        (["eval", "ppl", "--max-rows", "-3"], "batch and max_rows must be"),
+        (["eval", "ppl", "--seed", "-1"], "the seed not negative"),
+        (["eval"], "which measure"),
+        (["bench", "--methods", "xdm"], "unknown method 'xdm'"),
+        (["bench", "--preset", "smal"], "did you mean 'small'"),
+        (["bench", "--repeats", "0"], "must be at least 1"),
+        (["train", "--train.steps", "3"], "which recipe"),
+        (["train", RECIPE, "--train.seed", "99999999999"], "train.seed must lie in"),
+        (["train", RECIPE, "--optim.lr", "nan"], "optim.lr must be positive"),
+        (["train", RECIPE, "--resume"], "nothing to resume"),
+        (["export", "--model", "pocket", "--out", "."], "already exists"),
         (["sample", "--length", "3", "--prefix", "far too long a beginning"], "leaves no room"),
         (["eval", "pp"], "did you mean 'ppl'"),
         (["eval", "ppl", "--data", "corpus:test"], "no embedded corpus"),
@@ -65,13 +89,15 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["train", RECIPE, "--train.device", "tpu"], "unknown device"),
         (["tokenizer", "--out", "/proc/nothing"], "cannot write"),
         (["tokenizer", "--out", "x", "--vocab-size", "10"], "vocab_size must exceed"),
+        (["tokenizer", "--out", "x", "--vocab-size", "9" * 24], "at most 10,000,000"),
         (["export", "--model", "nowhere", "--out", "x"], "no model 'nowhere'"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, says) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").touch()
     assert says in complaint(capsys, *arguments)
-    assert list(tmp_path.iterdir()) == [], "nothing half-written"
+    assert [p.name for p in tmp_path.iterdir()] == ["here"], "nothing half-written"
 
 
 def test_bad_recipe_and_bad_text(capsys, tmp_path, monkeypatch) -> None:
@@ -116,3 +142,36 @@ def test_eval_writes_json(capsys, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "r.json").read_text())
     assert record["weights"] == "ema" and "weights     ema" in shown
     assert record["n_rows"] == 4 and f"{record['value']:.3f}" in shown
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = command.replace("xdlm ", f"{sys.executable} -m xdlm.cli.main ")
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    done = shell("xdlm sample --steps 2 --n 40 | head -1")
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr
+
+
+def test_a_full_device_is_one_line() -> None:
+    done = shell("xdlm sample --steps 2 --length 8 > /dev/full")
+    assert done.returncode == 2 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_odd_locale_is_no_error() -> None:
+    done = shell("xdlm sample --steps 2 --length 8 --show", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+
+
+def test_odd_folder_names(tmp_path: Path, capsys) -> None:
+    """Brackets are markup to the library that colours the terminal, and a name to everyone else."""
+    out = tmp_path / "[/red]x"
+    main(["train", "--train.steps", "1", "--data.limit", "1", "--train.eval-every", "0", RECIPE,
+          "--train.out", str(out)])  # fmt: skip
+    main(["export", "--model", str(out), "--out", str(tmp_path / "[bold]")])
+    assert (tmp_path / "[bold]" / "model.safetensors").is_file()

@@ -101,6 +101,11 @@ def test_files_and_folders(tmp_path: Path) -> None:
         ("field.jsonl", b'{"txt": "a"}', "string field 'text'"),
         ("cut.txt.xz", lzma.compress(b"a" * 1000)[:30], "damaged"),
         ("bad.txt.gz", b"nonsense", "damaged"),
+        ("cut.txt.gz", gzip.compress(os.urandom(1000))[:-300], "damaged"),
+        ("flip.txt.gz", gzip.compress(b"a" * 90)[:12] + b"\xff\xff\xff\xff", "damaged"),
+        ("half.jsonl", b'{"text": "\\ud800"}', "half a character"),
+        ("deep.jsonl", b"[" * 100_000, "line 1"),
+        ("long.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1"),
         ("data.csv", b"a,b", "unknown format"),
     ],
 )

@@ -11,9 +11,11 @@ from test_sampling import Oracle
 
 from xdlm import UserError, Vocab
 from xdlm.data import Rows
-from xdlm.evaluation import likelihood
+from xdlm.evaluation import likelihood, row_bounds
 from xdlm.evaluation.likelihood import summarise
 from xdlm.noise import Gidd, Masked, Mixed, Uniform
+from xdlm.objective import nelbo, step_kl, step_kl_between, stratified_times
+from xdlm.ops import Stream, uniform
 
 LAW = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
 ENTROPY = float(-(LAW * LAW.log()).sum())
@@ -91,3 +93,48 @@ def test_max_rows_leaves_the_tail_out() -> None:
     assert (result.n_rows, result.n_tokens, result.bits_per_character) == (3, 60, None)
     with pytest.raises(UserError, match="no text"):
         likelihood(all_about(process), process, rows_of(0, 20), draws=1)
+
+
+@pytest.mark.parametrize("cls", [Masked, Mixed, Gidd])
+def test_bound_has_all_its_terms(cls) -> None:
+    """Over a short stretch of time the two ends are most of the bound. Each term is taken from the
+    dense-logits losses here, on the same noise: none may be missing, none counted twice."""
+    process = cls(Vocab(6, 5))
+    process.time_range = (0.2, 0.7)
+    oracle = all_about(process)
+    x, index, draws = torch.randint(0, 5, (3, 40)), torch.tensor([4, 0, 9]), 2
+    computed = row_bounds(oracle, process, x, index, draws=draws, seed=6)
+    position = torch.arange(40)[None]
+
+    def logits_of(z):
+        return oracle(z, torch.zeros(3)).double()
+
+    def noisy(coefs, step):
+        u = uniform(6, Stream.CORRUPT, index[:, None], position, step)
+        return process.corrupt_with(coefs, x, u)
+
+    zero = torch.zeros(3, dtype=torch.float64)
+    z_start, z_end = (
+        noisy(process.terminal(zero), 1 << 30),
+        noisy(process.coefs(zero + 0.2), (1 << 30) + 1),
+    )
+    start = step_kl_between(
+        process, process.coefs(zero + 0.7), process.terminal(zero), logits_of(z_start), x, z_start
+    )
+    end = step_kl(process, logits_of(z_end), x, z_end, 0.0, 0.2)
+    for draw in range(draws):
+        t = stratified_times(6, 4, torch.arange(3) + 3 * draw, 3 * draws, time_range=(0.2, 0.7))
+        z = noisy(process.coefs(t), draw)
+        integral = nelbo(process, logits_of(z), x, z, t).sum(1) * 0.5
+        expected = start.sum(1) + integral + end.sum(1)
+        torch.testing.assert_close(computed[:, draw], expected, rtol=1e-5, atol=1e-5)
+        assert (start.sum(1) + end.sum(1) > 0.2 * expected).all()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"draws": 0}, {"batch": 0}, {"max_rows": -3}, {"max_rows": 0}, {"seed": -1}]
+)
+def test_bad_settings(bad: dict) -> None:
+    process = Masked(Vocab(6, 5))
+    with pytest.raises(UserError):
+        likelihood(all_about(process), process, rows_of(2, 20), **bad)

@@ -124,6 +124,12 @@ def test_gidd_uniform_share_at_half_time() -> None:
     [
         (lambda: Vocab(10, 10), "mask_id=10 is outside"),
         (lambda: Vocab(10, -1), "outside the vocabulary"),
+        (lambda: Vocab(7.5), "size must be an integer"),  # type: ignore[arg-type]
+        (lambda: Mixed(Vocab(10, 9)).corrupt(torch.zeros(1, 2).long(), 1.5), "times must lie in"),
+        (
+            lambda: Masked(Vocab(10, 9)).corrupt(torch.zeros(1, 2).long(), float("nan")),
+            "times must",
+        ),
         (lambda: Mixed(Vocab(10, 9), k=1.5), "k must lie in"),
         (lambda: Mixed(Vocab(10, 9), k=-0.1), "k must lie in"),
         (lambda: Mixed(Vocab(10), k=0.5), "needs a mask"),
@@ -135,3 +141,22 @@ def test_gidd_uniform_share_at_half_time() -> None:
 def test_bad_parameters_are_named(build, says: str) -> None:
     with pytest.raises(UserError, match=says):
         build()
+
+
+def test_the_mask_is_special_whatever_its_weight() -> None:
+    process = Mixed(Vocab(7, 3), k=0.1, mu={5: 0.9})
+    assert process.special_ids == (3, 5)
+    coefs = process.coefs(0.5)
+    torch.testing.assert_close(coefs.b_mask, coefs.b_tok)
+    torch.testing.assert_close(coefs.b.dense(7)[5], coefs.b_tok + 0.9 * (1 - coefs.alpha))
+
+
+def test_times_per_position() -> None:
+    process = Mixed(Vocab(N, 4))
+    t = torch.tensor([[0.2, 0.9]])
+    probs = torch.full((1, 2, N), 1 / N)
+    z = torch.tensor([[4, 4]])
+    together = process.posterior(probs, z, t / 2, t)
+    for i in range(2):
+        alone = process.posterior(probs[:, i:][:, :1], z[:, :1], t[:, i] / 2, t[:, i])
+        torch.testing.assert_close(together[:, i], alone[:, 0])

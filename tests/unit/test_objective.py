@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import PROCESSES, N, ordinary_tokens, probs_of, random_prediction
 
-from xdlm import Vocab
+from xdlm import UserError, Vocab
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform, dense
 from xdlm.objective import (
     WEIGHTINGS,
@@ -236,3 +236,24 @@ def test_weightings_agree_on_what_is_free() -> None:
     assert WEIGHTINGS["clipped"](coefs, x, z).max() == 2.0 < elbo_weight(coefs, x, z).max()
     dynamic = WEIGHTINGS["dynamic"](PROCESSES["gidd"].coefs(torch.tensor([0.5])), x, z)
     assert dynamic[0, 1] == 2.0 and 0 < dynamic[0, 0] < 0.1
+
+
+@pytest.mark.parametrize("settings", [{}, {"p_uniform": 0.0}, {"gamma": 2.0}])
+def test_gidd_at_the_end_of_time(settings: dict) -> None:
+    """The rates are infinite at t = 1 and the loss is not: it goes on from just before."""
+    process = Gidd(Vocab(N, 4), **settings)
+    logits = random_prediction(process, 0).view(1, 1, N).requires_grad_()
+    x, z = torch.tensor([[2]]), torch.tensor([[4]])
+    at_one = nelbo(process, logits, x, z, 1.0)
+    at_one.sum().backward()
+    assert logits.grad is not None and logits.grad.isfinite().all()
+    torch.testing.assert_close(at_one, nelbo(process, logits, x, z, 1 - 2e-4), rtol=0.3, atol=1e-3)
+
+
+def test_wrong_arguments_are_named() -> None:
+    process = Mixed(Vocab(N, 4))
+    logits, x = torch.zeros(1, 1, N), torch.tensor([[2]])
+    with pytest.raises(UserError, match="s must be smaller than t"):
+        step_kl(process, logits, x, x, 0.5, 0.5)
+    with pytest.raises(UserError, match="over 12 tokens, the vocabulary has 11"):
+        nelbo(process, torch.zeros(1, 1, N + 1), x, x, 0.5)

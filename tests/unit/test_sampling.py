@@ -217,6 +217,35 @@ def test_bad_sampler_settings(build) -> None:
         build()
 
 
+def test_model_is_told_the_time_and_the_label() -> None:
+    process, seen = Mixed(Vocab(N, 4), k=0.3), []
+
+    class Recorder(Oracle):
+        def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+            seen.append((len(z), t.tolist(), label.tolist()))
+            return torch.zeros(*z.shape, N)
+
+    label = torch.tensor([3, 8])
+    sample(
+        Recorder(None, N), process, batch=2, length=400, config=SamplerConfig(steps=4), label=label
+    )
+    times = [1.0, 0.75025, 0.5005, 0.25075, 0.001]
+    assert [labels for _, _, labels in seen] == [[3, 8]] * 5
+    for (_, told, _), time in zip(seen, times, strict=True):
+        assert told == pytest.approx([time, time])
+
+
+@pytest.mark.parametrize("impl", ["thinned", "dense"])
+def test_sampler_obeys_its_filter(impl: str) -> None:
+    process = Masked(Vocab(N, 4))
+    logits = torch.arange(N).float()
+    oracle = Oracle(lambda z, t: logits.expand(*z.shape, N), N)
+    config = SamplerConfig(steps=3, impl=impl, filter=Filter(top_p=0.7))
+    # The two likeliest tokens have 0.63 and 0.23 of the probability: together they cross 0.7.
+    drawn = sample(oracle, process, batch=4, length=100, config=config).tokens
+    assert set(drawn.flatten().tolist()) == {N - 1, N - 2}
+
+
 def test_trajectory_changes() -> None:
     mask = 9
     frames = torch.tensor([[[9, 9, 3, 4]], [[1, 9, 5, 9]], [[1, 2, 5, 4]]])

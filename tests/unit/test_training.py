@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,9 @@ from xdlm.objective import nelbo
 from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.ema import Ema
-from xdlm.training.loss import DiffusionLoss
+from xdlm.training.loss import DiffusionLoss, LossSums
 from xdlm.training.optimizer import learning_rate
+from xdlm.training.precision import WorkingCopy
 from xdlm.training.runlog import read_log
 from xdlm.training.trainer import Trainer, find_resume
 
@@ -115,15 +117,94 @@ def test_keeps_only_so_many_checkpoints(tmp_path: Path) -> None:
 
 
 def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
-    losses = []
-    for micro in (6, 2):
+    """Losses, and above all gradients: the whole batch's mean, however it is cut up."""
+    losses, norms = [], []
+    for micro in (6, 4, 1):
         trainer = trainer_for(small_run(tmp_path / str(micro), micro_batch=micro))
         for block in trainer.model.blocks:
             block.dropout = 0.0
-        for _ in range(3):
-            trainer._one_step()
+        norms.append([float(trainer._one_step()[1]) for _ in range(3)])
         losses.append(trainer._mean_since_log())
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    for other in (1, 2):
+        np.testing.assert_allclose(losses[0], losses[other], rtol=1e-5)
+        np.testing.assert_allclose(norms[0], norms[other], rtol=1e-4)
+
+
+def test_one_step_is_adamw_at_the_warmed_up_rate(tmp_path: Path) -> None:
+    """After a first step from zero moments AdamW has moved each weight by the rate, in sign, less the
+    decay; the second moment remembers 1 - beta2 of the squared gradient."""
+    config = small_run(tmp_path)
+    config = replace(
+        config, optim=OptimConfig(lr=1e-2, warmup=5, beta1=0.8, beta2=0.9, weight_decay=0.1)
+    )
+    trainer = trainer_for(config)
+    before = trainer.model.out.bias.detach().clone() + 0.0
+    rate, _ = trainer._one_step()
+    assert rate == pytest.approx(1e-2 / 5)
+    moved = trainer.model.out.bias.detach() - before
+    assert moved.abs().max() == pytest.approx(rate, rel=1e-3)
+    state = trainer.optimizer.state[trainer.model.out.bias]
+    gradient = state["exp_avg"] / (1 - 0.8)
+    torch.testing.assert_close(state["exp_avg_sq"], (1 - 0.9) * gradient**2, rtol=1e-4, atol=1e-12)
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_every_step_draws_new_noise(tmp_path: Path) -> None:
+    trainer = trainer_for(small_run(tmp_path))
+    seen = []
+    trainer.loss = lambda model, batch, **kw: seen.append(batch.index) or _zero_loss(model)
+    for _ in range(2):
+        trainer._one_step()
+        trainer.step += 1
+    assert torch.cat(seen).tolist() == list(range(12))
+
+
+def _zero_loss(model) -> LossSums:
+    total = sum(p.sum() for p in model.parameters()) * 0.0
+    return LossSums(total.double(), total.detach().double())
+
+
+def test_validation_sees_the_averaged_weights(tmp_path: Path) -> None:
+    seen = []
+
+    def validate(trainer: Trainer) -> tuple[float, float]:
+        seen.append({n: p.detach().clone() for n, p in trainer.model.named_parameters()})
+        assert not trainer.model.training
+        return 1.0, 0.1
+
+    trainer = trainer_for(small_run(tmp_path, steps=3, eval_every=3))
+    trainer.validate = validate
+    trainer.run()
+    (averaged,) = seen
+    assert all(torch.equal(averaged[name], value) for name, value in trainer.ema.average.items())
+    own = dict(trainer.model.named_parameters())
+    assert not torch.equal(own["out.bias"], averaged["out.bias"])
+    (record,) = [r for r in read_log(tmp_path / "log.jsonl") if "val_nats" in r]
+    assert record["val_ppl"] == pytest.approx(np.e)
+
+
+def test_working_copy_follows_and_gives_back() -> None:
+    """A bfloat16 copy runs; gradients add up in float32 on the weights that the optimiser sees."""
+    master = DiT(PRESETS["nano"], 20)
+    working = WorkingCopy(master, torch.bfloat16)
+    with torch.no_grad():
+        master.out.bias.add_(1.0)
+    working.refresh()
+    assert working.model.out.bias.dtype == torch.bfloat16
+    assert (working.model.out.bias == 1).all()
+    for _ in range(2):
+        working.model.out.bias.sum().backward()
+        working.collect()
+    assert master.out.bias.grad.dtype == torch.float32
+    assert (master.out.bias.grad == 2).all() and working.model.out.bias.grad is None
+    assert WorkingCopy(master, torch.float32).model is master
+
+
+def test_text_has_no_classes(tmp_path: Path) -> None:
+    config = small_run(tmp_path)
+    config = replace(config, model=replace(config.model, n_classes=10))
+    with pytest.raises(UserError, match="n_classes needs data with labels"):
+        trainer_for(config)
 
 
 def test_loss_module_equals_nelbo_on_all_rows() -> None:

@@ -136,7 +136,7 @@ class _HeadGradient:
         if self.hidden is not None:
             torch.mm(d_logits, self.head.weight, out=self.hidden[rows])
         if self.weight is not None:
-            accumulate_mm(self.weight, d_logits.T, self.source[rows])
+            self.weight = add_product(self.weight, d_logits.T, self.source[rows])
         if self.bias is not None:
             self.bias += d_logits.sum(0, dtype=self.bias.dtype)
 
@@ -150,14 +150,13 @@ class _HeadGradient:
         )
 
 
-def accumulate_mm(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left @ right` with products of low precision added up in float32."""
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """`total + left @ right`, with products of low precision added up in float32."""
     if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    elif left.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total += (left.to(total.dtype)) @ right.to(total.dtype)
+        return total.addmm_(left, right)
+    if left.is_cuda:
+        return torch.addmm(total, left, right, out_dtype=total.dtype)
+    return total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 class _RowStats(torch.autograd.Function):

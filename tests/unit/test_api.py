@@ -1,0 +1,96 @@
+"""The Model object, under every noise type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from xdlm import Model, UserError, load
+from xdlm.config import DataConfig, ProcessConfig, RunConfig
+from xdlm.models import PRESETS, build_denoiser
+
+KINDS = ["masked", "uniform", "mixed", "gidd"]
+
+
+def model_of(kind: str) -> Model:
+    """An untrained model with the bundled tokenizer, its head shaken so that it predicts something."""
+    tokenizer = load("pocket", device="cpu").tokenizer
+    process = ProcessConfig(kind=kind)
+    vocab = process.vocab(tokenizer.size)
+    torch.manual_seed(0)
+    denoiser = build_denoiser(PRESETS["nano"], vocab.size).eval()
+    torch.nn.init.normal_(denoiser.head_weight)
+    config = RunConfig(process=process, model=PRESETS["nano"], data=DataConfig(length=24))
+    return Model(denoiser, process.build(vocab), tokenizer, config, "raw", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefix_stays_in_front(kind: str) -> None:
+    model = model_of(kind)
+    prefix = "It was a dark night"
+    drawn = model.sample(3, steps=4, prefix=prefix, seed=1)
+    ids = model.tokenizer.encode(prefix)
+    assert drawn.tokens.shape == (3, 24)
+    for frame in drawn.trajectory.frames:
+        assert frame[:, : len(ids)].tolist() == [ids] * 3
+    assert all(text.startswith(prefix) for text in drawn.text)
+    assert len(set(drawn.text)) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_infilling_keeps_the_rest(kind: str) -> None:
+    model = model_of(kind)
+    filled = model.infill("The cat <mask:4> the<mask> mat.", n=2, steps=4)
+    pieces = [model.tokenizer.encode(text) for text in ("The cat", " the", " mat.")]
+    first, second, third = map(len, pieces)
+    for row in filled.tokens.tolist():
+        assert row[:first] == pieces[0]
+        assert row[first + 4 : first + 4 + second] == pieces[1]
+        assert row[-third:] == pieces[2]
+        assert len(row) == first + 4 + second + 1 + third
+
+
+def test_many_samples_are_those_of_small_batches(monkeypatch) -> None:
+    model = load("pocket", device="cpu")
+    together = model.sample(5, steps=2, length=8, seed=3)
+    steps: list[tuple[int, int]] = []
+    monkeypatch.setattr("xdlm.api._BATCH", 2)
+    apart = model.sample(5, steps=2, length=8, seed=3, on_step=lambda *s: steps.append(s))
+    assert torch.equal(together.tokens, apart.tokens)
+    assert torch.equal(together.trajectory.frames, apart.trajectory.frames)
+    assert steps[-1] == (9, 9) and len(steps) == 9
+
+
+def test_packing_is_that_of_training() -> None:
+    model = model_of("masked")
+    plain = model.pack(["one two"]).n_tokens
+    for change, extra in (({"eos": False}, -1), ({"bos": True}, 1)):
+        data = replace(model.config.data, **change)
+        other = replace(model, config=replace(model.config, data=data))
+        assert other.pack(["one two"]).n_tokens == plain + extra
+
+
+def test_perplexity_of_the_bundled_model() -> None:
+    """English is likelier than the same words shuffled, by far more than the error."""
+    model = load("pocket", device="cpu")
+    text = (
+        "When I came down to breakfast the next morning she was already sitting at the table, "
+        "and she looked up at me with a smile, and asked me whether I had slept well."
+    )
+    words = text.split()
+    shuffled = " ".join(words[i] for i in torch.randperm(
+        len(words), generator=torch.Generator().manual_seed(0)).tolist())  # fmt: skip
+    good, bad = model.perplexity([text], draws=32), model.perplexity([shuffled], draws=32)
+    assert 0 < good.stderr < good.value
+    assert good.nats_per_token + 2 * good.nats_stderr < bad.nats_per_token - 2 * bad.nats_stderr
+    with pytest.raises(UserError, match="a list of texts"):
+        model.perplexity("text")  # type: ignore[arg-type]
+
+
+def test_unknown_models_are_named(tmp_path) -> None:
+    with pytest.raises(UserError, match="did you mean 'pocket'"):
+        load("pockt")
+    with pytest.raises(UserError, match=r"no checkpoint\.json"):
+        load(tmp_path)
