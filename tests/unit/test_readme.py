@@ -25,6 +25,7 @@ SHORTER = {
     "sample": ["--steps", "4"],
     "train": ["--train.steps", "4", "--train.eval-every", "4", "--train.eval-rows", "4",
               "--data.limit", "2"],
+    "bench": ["--repeats", "1", "--warmup", "1", "--sample-repeats", "1", "--steps", "2"],
     "eval": ["--max-rows", "4", "--draws", "1"],
 }  # fmt: skip
 

@@ -50,7 +50,7 @@ class Options:
     """Reverse steps when sampling."""
     rows: int = 160
     """Rows of held-out text to measure perplexity on."""
-    train_steps: int = 900
+    train_steps: int = 1200
     """Steps of training for the small model."""
 
 

@@ -68,7 +68,7 @@ class RunLog:
             self.say(f"step {step}/{self.total}  {info}")
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _forget_after(self, step: int) -> None:
         """Drop what a killed run logged beyond the checkpoint that we go on from."""
