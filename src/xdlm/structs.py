@@ -154,6 +154,25 @@ class RowStats(NamedTuple):
     S: Tensor
 
 
+class HeadRows(NamedTuple):
+    """Rows on their way into the output head: R hidden states, the head's parameters, and for each row
+    the clean token, the noisy token and log c (None where no sum over the vocabulary is needed)."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    x: Tensor
+    z: Tensor
+    log_c: Tensor | None
+
+    def part(self, rows: slice) -> HeadRows:
+        """Some of the rows, with the same parameters."""
+        log_c = None if self.log_c is None else self.log_c[rows]
+        return HeadRows(
+            self.hidden[rows], self.weight, self.bias, self.x[rows], self.z[rows], log_c
+        )
+
+
 def is_special(z: Tensor, special_ids: tuple[int, ...]) -> Tensor:
     """Where `z` holds one of the special tokens."""
     found = torch.zeros_like(z, dtype=torch.bool)

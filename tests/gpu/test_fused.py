@@ -13,7 +13,7 @@ from xdlm.ops import draw_and_weigh, row_loss, row_stats
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
-from xdlm.structs import Batch
+from xdlm.structs import Batch, HeadRows
 from xdlm.training.loss import DiffusionLoss
 
 pytestmark = [
@@ -92,7 +92,9 @@ def test_one_sweep_equals_autograd(monkeypatch, bias: bool, dtype, tolerance: fl
     def losses(stats, part):
         return nelbo_with_gradient(coefs.index(part), stats, x[part], z[part], weights[part])
 
-    total = row_loss(*leaves, given, x, z, coefs.log_c, losses, mask_id=mask_id, impl="fused")
+    total = row_loss(
+        HeadRows(*leaves, given, x, z, coefs.log_c), losses, mask_id=mask_id, impl="fused"
+    )
     ours = torch.autograd.grad(total, wanted)
     stats = row_stats(*leaves, given, x, z, coefs.log_c, mask_id=mask_id, impl="eager")
     reference = nelbo_of_stats(coefs, stats, x, z).double().sum()
@@ -120,7 +122,8 @@ def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
     def losses(stats, part):
         return nelbo_with_gradient(coefs.index(part), stats, x[part], z[part], weights[part])
 
-    row_loss(hidden, weight, None, x, z, coefs.log_c, losses, mask_id=vocab - 1).backward()
+    rows_ = HeadRows(hidden, weight, None, x, z, coefs.log_c)
+    row_loss(rows_, losses, mask_id=vocab - 1).backward()
     assert torch.cuda.max_memory_allocated() - before < 3e9
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from xdlm import Model, UserError, load
-from xdlm.config import DataConfig, ProcessConfig, RunConfig
+from xdlm.config import DataConfig, ProcessConfig, RunConfig, load_config
 from xdlm.models import PRESETS, build_denoiser
 
 KINDS = ["masked", "uniform", "mixed", "gidd"]
@@ -87,6 +88,14 @@ def test_perplexity_of_the_bundled_model() -> None:
     assert good.nats_per_token + 2 * good.nats_stderr < bad.nats_per_token - 2 * bad.nats_stderr
     with pytest.raises(UserError, match="a list of texts"):
         model.perplexity("text")  # type: ignore[arg-type]
+
+
+def test_bundled_model_is_that_of_its_recipe() -> None:
+    config = load("pocket", device="cpu").config
+    recipe = load_config(Path(__file__).parents[2] / "recipes" / "pocket.yaml")
+    for section in ("process", "model", "data", "optim"):
+        assert getattr(config, section) == getattr(recipe, section)
+    assert (config.train.batch, config.train.seed) == (recipe.train.batch, recipe.train.seed)
 
 
 def test_unknown_models_are_named(tmp_path) -> None:

@@ -18,14 +18,12 @@ import torch
 from test_ops import head_inputs, loss_and_grads
 from xdlm import Vocab
 from xdlm.noise import Mixed
-from xdlm.objective import elbo_weight, nelbo_of_stats, nelbo_with_gradient, row_log_c
-from xdlm.ops import categorical, draw_and_weigh, row_stats, rows, uniform, Stream
-from xdlm.ops.blocks import blocked_row_loss, blocked_row_stats
-from xdlm.ops.counter import philox
+from xdlm.objective import elbo_weight, nelbo_with_gradient, row_log_c
+from xdlm.ops import Stream, draw_and_weigh, rows, uniform
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.fused_counter import fused_uniform
 from xdlm.ops.head import DrawingHead
-from xdlm.structs import RowStats
+from xdlm.structs import HeadRows
 
 rows.fused_obstacle = lambda device: None  # pretend that the kernels can run here
 TritonBlock.elements = 5 * 5000
@@ -41,7 +39,7 @@ for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4
     weights = elbo_weight(coefs, x, z)
     def losses(stats, part):
         return nelbo_with_gradient(coefs.index(part), stats, x[part], z[part], weights[part])
-    total = rows.row_loss(hidden, weight, offset, x, z, row_log_c(process, coefs, x), losses,
+    total = rows.row_loss(HeadRows(hidden, weight, offset, x, z, row_log_c(process, coefs, x)), losses,
                           mask_id=process.special_ids, impl="fused")
     leaves = [leaf for leaf in (hidden, weight, offset) if leaf is not None]
     torch.testing.assert_close(total.float(), expected[4].float(), rtol=1e-5, atol=1e-5)

@@ -10,6 +10,7 @@ from xdlm.noise import Masked, Mixed
 from xdlm.objective import elbo_weight, nelbo_of_stats, nelbo_with_gradient, row_log_c
 from xdlm.ops import Stream, categorical, chunked, resolve_impl, row_loss, row_stats, uniform
 from xdlm.ops.counter import philox
+from xdlm.structs import HeadRows
 
 
 def head_inputs(rows: int, width: int, vocab: int, mask_id: int, dtype, *, bias: bool = True):
@@ -70,7 +71,7 @@ def test_one_sweep_equals_autograd(monkeypatch, k: float, t: float) -> None:
         return nelbo_with_gradient(coefs.index(rows), stats, x[rows], z[rows], weights[rows])
 
     total = row_loss(
-        hidden, weight, bias, x, z, row_log_c(process, coefs, x), losses,
+        HeadRows(hidden, weight, bias, x, z, row_log_c(process, coefs, x)), losses,
         mask_id=process.special_ids,
     )  # fmt: skip
     gradients = torch.autograd.grad(3 * total, (hidden, weight, bias))

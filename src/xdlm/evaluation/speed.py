@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from xdlm.models import DiT, DiTConfig
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.sampling import SamplerConfig, sample
 from xdlm.structs import Batch, Vocab
+from xdlm.training.device import sound_attention
 from xdlm.training.loss import DiffusionLoss
 
 METHODS = ("mdlm", "gidd", "xdlm", "udlm")
@@ -92,7 +94,8 @@ def measure(
         if on_cell is not None:
             on_cell(f"{method} {impl} {task}")
         run, repeats = _task(task, impl, model, process, setting)
-        cells.append(_timed(run, repeats, method, task, impl, setting))
+        with sound_attention() if task == "train" else nullcontext():
+            cells.append(_timed(run, repeats, method, task, impl, setting))
     return cells
 
 

@@ -40,7 +40,3 @@ class Denoiser(nn.Module, ABC):
     def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""
         return self.head(self.trunk(z, t, label))
-
-    @property
-    def device(self):  # type: ignore[no-untyped-def]
-        return self.head_weight.device

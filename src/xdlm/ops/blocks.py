@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from xdlm.ops.rows import Impl, RowLoss, work_dtype
-from xdlm.structs import RowStats
+from xdlm.structs import HeadRows, RowStats
 
 
 class BlockMath(Protocol):
-    """The statistics of a block of logits, then its gradient. Logits may be overwritten."""
+    """The statistics of a block of rows, then its gradient."""
 
     #: How many logits a block may hold.
     elements: int
@@ -32,17 +32,9 @@ class BlockMath(Protocol):
 
     def logits(self, hidden: Tensor, head: Head) -> Tensor: ...
 
-    def stats(
-        self,
-        logits: Tensor,
-        head: Head,
-        x: Tensor,
-        z: Tensor,
-        log_c: Tensor | None,
-        for_gradient: bool,
-    ) -> Block: ...
+    def stats(self, rows: HeadRows, head: Head, for_gradient: bool) -> Block: ...
 
-    def gradient(self, block: Block, head: Head, d: RowStats, dtype: torch.dtype) -> Tensor: ...
+    def gradient(self, block: Block, head: Head, d: RowStats) -> Tensor: ...
 
 
 class Head(NamedTuple):
@@ -56,15 +48,13 @@ class Head(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Statistics of a block, and what its gradient needs: the inputs, the state that `stats` left of
-    the logits, and `spread` = sum_e q_e."""
+    """Statistics of a block, and what its gradient needs: the rows, the state that `stats` left of
+    their logits, and `spread` = sum_e q_e."""
 
     stats: RowStats
+    rows: HeadRows
     state: Tensor
     spread: Tensor | None
-    x: Tensor
-    z: Tensor
-    log_c: Tensor | None
 
 
 def block_math(impl: Impl) -> BlockMath:
@@ -77,33 +67,13 @@ def block_math(impl: Impl) -> BlockMath:
     return TorchBlock()
 
 
-def blocked_row_stats(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    z: Tensor,
-    log_c: Tensor | None,
-    special: tuple[int, ...],
-    impl: Impl,
-) -> RowStats:
-    return RowStats(*_RowStats.apply(hidden, weight, bias, x, z, log_c, special, impl))
+def blocked_row_stats(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> RowStats:
+    return RowStats(*_RowStats.apply(*rows, special, impl))
 
 
-def blocked_row_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    z: Tensor,
-    log_c: Tensor | None,
-    special: tuple[int, ...],
-    impl: Impl,
-    loss: RowLoss,
-) -> Tensor:
+def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss: RowLoss) -> Tensor:
     # Inside apply() gradients always look switched off, so ask here.
-    wanted = torch.is_grad_enabled()
-    return _RowLoss.apply(hidden, weight, bias, x, z, log_c, special, impl, loss, wanted)
+    return _RowLoss.apply(*rows, special, impl, loss, torch.is_grad_enabled())
 
 
 def _blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
@@ -111,10 +81,6 @@ def _blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
     size -= size % 64 if size >= 64 else 0
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
-
-
-def _part(log_c: Tensor | None, rows: slice) -> Tensor | None:
-    return None if log_c is None else log_c[rows]
 
 
 class _HeadGradient:
@@ -159,48 +125,40 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
+def _prepared(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> tuple[BlockMath, Head]:
+    math = block_math(impl)
+    return math, math.prepare(Head(rows.weight, rows.bias, special, len(rows.weight)))
+
+
 class _RowStats(torch.autograd.Function):
     """Forward keeps four numbers per row; backward computes each block of logits once more."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        x: Tensor,
-        z: Tensor,
-        log_c: Tensor | None,
-        special: tuple[int, ...],
-        impl: Impl,
-    ) -> tuple[Tensor, ...]:
-        math = block_math(impl)
-        head = math.prepare(Head(weight, bias, special, len(weight)))
-        n_rows = len(hidden)
-        total = hidden.new_zeros(n_rows, dtype=work_dtype(hidden.dtype))
-        lse, logit_x, logit_z = (hidden.new_zeros(n_rows, dtype=torch.float64) for _ in range(3))
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        rows, (special, impl) = HeadRows(*arguments[:6]), arguments[6:]
+        math, head = _prepared(rows, special, impl)
+        n_rows = len(rows.hidden)
+        total = rows.hidden.new_zeros(n_rows, dtype=work_dtype(rows.hidden.dtype))
+        lse, logit_x, logit_z = (total.new_zeros(n_rows, dtype=torch.float64) for _ in range(3))
         everything = RowStats(lse, logit_x, logit_z, total)
-        for rows in _blocks(n_rows, len(weight), math.elements):
-            logits = math.logits(hidden[rows], head)
-            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows), False)
-            for whole, part in zip(everything, block.stats, strict=True):
-                whole[rows] = part
-        ctx.save_for_backward(hidden, weight, bias, x, z, log_c)
+        for part in _blocks(n_rows, head.size, math.elements):
+            block = math.stats(rows.part(part), head, for_gradient=False)
+            for whole, piece in zip(everything, block.stats, strict=True):
+                whole[part] = piece
+        ctx.save_for_backward(*rows)
         ctx.special, ctx.impl = special, impl
         return everything
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, x, z, log_c = ctx.saved_tensors
-        math = block_math(ctx.impl)
-        head = math.prepare(Head(weight, bias, ctx.special, len(weight)))
-        gradient = _HeadGradient(hidden, head, ctx.needs_input_grad[:3])
-        for rows in _blocks(len(hidden), len(weight), math.elements):
-            logits = math.logits(hidden[rows], head)
-            block = math.stats(logits, head, x[rows], z[rows], _part(log_c, rows), True)
-            d = RowStats(*(grad[rows] for grad in upstream))
-            gradient.add(rows, math.gradient(block, head, d, hidden.dtype))
-        one = torch.ones((), device=hidden.device)
+        rows = HeadRows(*ctx.saved_tensors)
+        math, head = _prepared(rows, ctx.special, ctx.impl)
+        gradient = _HeadGradient(rows.hidden, head, ctx.needs_input_grad[:3])
+        for part in _blocks(len(rows.hidden), head.size, math.elements):
+            block = math.stats(rows.part(part), head, for_gradient=True)
+            d = RowStats(*(grad[part] for grad in upstream))
+            gradient.add(part, math.gradient(block, head, d))
+        one = torch.ones((), device=rows.hidden.device)
         return (*gradient.scaled(one), None, None, None, None, None)
 
 
@@ -208,33 +166,19 @@ class _RowLoss(torch.autograd.Function):
     """Loss and gradient in one sweep; backward only multiplies by the upstream number."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        x: Tensor,
-        z: Tensor,
-        log_c: Tensor | None,
-        special: tuple[int, ...],
-        impl: Impl,
-        loss: RowLoss,
-        wanted: bool,
-    ) -> Tensor:
-        math = block_math(impl)
-        head = math.prepare(Head(weight, bias, special, len(weight)))
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        rows, (special, impl, loss, wanted) = HeadRows(*arguments[:6]), arguments[6:]
+        math, head = _prepared(rows, special, impl)
         needed = ctx.needs_input_grad[:3]
-        ctx.gradient = _HeadGradient(hidden, head, needed) if wanted and any(needed) else None
-        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
-        for rows in _blocks(len(hidden), len(weight), math.elements):
-            logits = math.logits(hidden[rows], head)
-            block = math.stats(
-                logits, head, x[rows], z[rows], _part(log_c, rows), ctx.gradient is not None
-            )
-            losses, d = loss(block.stats, rows)
+        gradient = _HeadGradient(rows.hidden, head, needed) if wanted and any(needed) else None
+        total = torch.zeros((), dtype=torch.float64, device=rows.hidden.device)
+        for part in _blocks(len(rows.hidden), head.size, math.elements):
+            block = math.stats(rows.part(part), head, for_gradient=gradient is not None)
+            losses, d = loss(block.stats, part)
             total += losses.sum(dtype=torch.float64)
-            if ctx.gradient is not None:
-                ctx.gradient.add(rows, math.gradient(block, head, d, hidden.dtype))
+            if gradient is not None:
+                gradient.add(part, math.gradient(block, head, d))
+        ctx.gradient = gradient
         return total
 
     @staticmethod

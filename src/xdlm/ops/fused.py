@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from xdlm.ops.blocks import Block, Head
 from xdlm.ops.rows import head_logits
-from xdlm.structs import RowStats
+from xdlm.structs import HeadRows, RowStats
 
 _BLOCK = 4096
 _WARPS = 8
@@ -44,38 +44,29 @@ class TritonBlock:
         """[rows, padded V] without the bias, which the kernels add as they read."""
         return head_logits(hidden, head.weight, None)
 
-    def stats(
-        self,
-        logits: Tensor,
-        head: Head,
-        x: Tensor,
-        z: Tensor,
-        log_c: Tensor | None,
-        for_gradient: bool,
-    ) -> Block:
-        rows = len(logits)
+    def stats(self, rows: HeadRows, head: Head, for_gradient: bool) -> Block:
+        logits = self.logits(rows.hidden, head)
+        n_rows, width = logits.shape
         lse, logit_x, logit_z = (
-            torch.empty(rows, dtype=torch.float64, device=x.device) for _ in range(3)
+            torch.empty(n_rows, dtype=torch.float64, device=logits.device) for _ in range(3)
         )
-        total, spread = (torch.empty(rows, dtype=logits.dtype, device=x.device) for _ in range(2))
-        _stats_kernel[(rows,)](
-            logits, head.bias, x, z, _or(log_c, x), lse, logit_x, logit_z, total, spread,
-            logits.stride(0), logits.shape[1], HAS_SUM=log_c is not None,
-            NEED_SPREAD=for_gradient, BLOCK=_BLOCK, num_warps=_WARPS,
+        total, spread = (logits.new_empty(n_rows) for _ in range(2))
+        _stats_kernel[(n_rows,)](
+            logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x),
+            lse, logit_x, logit_z, total, spread, logits.stride(0), width,
+            HAS_SUM=rows.log_c is not None, NEED_SPREAD=for_gradient, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
-        stats = RowStats(lse, logit_x, logit_z, total)
-        return Block(stats, logits, spread, x, z, log_c)
+        return Block(RowStats(lse, logit_x, logit_z, total), rows, logits, spread)
 
-    def gradient(self, block: Block, head: Head, d: RowStats, dtype: torch.dtype) -> Tensor:
-        logits = block.state
-        rows, width = logits.shape
-        d_logits = torch.empty(rows, width, dtype=dtype, device=logits.device)
-        _gradient_kernel[(rows,)](
-            logits, d_logits, head.bias, block.x, block.z, _or(block.log_c, block.x),
+    def gradient(self, block: Block, head: Head, d: RowStats) -> Tensor:
+        logits, rows = block.state, block.rows
+        n_rows, width = logits.shape
+        d_logits = torch.empty(n_rows, width, dtype=rows.hidden.dtype, device=logits.device)
+        _gradient_kernel[(n_rows,)](
+            logits, d_logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x),
             block.stats.lse, block.spread, *(field.double() for field in d),
-            logits.stride(0), d_logits.stride(0), width,
-            HAS_SUM=block.log_c is not None, BLOCK=_BLOCK,
-            num_warps=_WARPS,
+            logits.stride(0), d_logits.stride(0), width, HAS_SUM=rows.log_c is not None,
+            BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
         return d_logits
 

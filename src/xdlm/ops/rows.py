@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from xdlm.errors import UserError, did_you_mean
 from xdlm.ops.device import has_triton
-from xdlm.structs import RowStats
+from xdlm.structs import HeadRows, RowStats
 
 Impl = Literal["auto", "eager", "chunked", "fused"]
 
@@ -52,39 +52,30 @@ def row_stats(
         return stats_of_logits(_product(hidden, weight, bias), x, z, log_c, mask_id=special)
     from xdlm.ops.blocks import blocked_row_stats
 
-    shape = x.shape
-    flat_c = None if log_c is None else log_c.reshape(-1)
-    stats = blocked_row_stats(
-        hidden.reshape(-1, hidden.shape[-1]), weight, bias, x.reshape(-1), z.reshape(-1), flat_c,
-        special, impl,
+    rows = HeadRows(
+        hidden.reshape(-1, hidden.shape[-1]), weight, bias, x.reshape(-1), z.reshape(-1),
+        None if log_c is None else log_c.reshape(-1),
     )  # fmt: skip
-    return RowStats(*(field.reshape(shape) for field in stats))
+    stats = blocked_row_stats(rows, special, impl)
+    return RowStats(*(field.reshape(x.shape) for field in stats))
 
 
 def row_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x: Tensor,
-    z: Tensor,
-    log_c: Tensor | None,
+    rows: HeadRows,
     loss: RowLoss,
     *,
     mask_id: int | Sequence[int] | None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """The sum over rows of a loss of their statistics, float64, with gradients to the head's inputs.
-
-    Rows are flat here: `hidden` [R, d], `x`, `z`, `log_c` [R].
-    """
-    impl = resolve_impl(impl, hidden.device)
+    """The sum over rows of a loss of their statistics, float64, with gradients to the head's inputs."""
+    impl = resolve_impl(impl, rows.hidden.device)
     if impl == "eager":
         raise UserError("row_loss works in blocks; for impl='eager' use row_stats and its gradient")
     from xdlm.ops.blocks import blocked_row_loss
 
-    weight, bias = _as_hidden(hidden, weight, bias)
-    special = special_tuple(mask_id)
-    return blocked_row_loss(hidden, weight, bias, x, z, log_c, special, impl, loss)
+    weight, bias = _as_hidden(rows.hidden, rows.weight, rows.bias)
+    rows = rows._replace(weight=weight, bias=bias)
+    return blocked_row_loss(rows, special_tuple(mask_id), impl, loss)
 
 
 def resolve_impl(impl: Impl, device: torch.device) -> Impl:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -30,3 +32,15 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
 
 def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@contextmanager
+def sound_attention() -> Iterator[None]:
+    """Attention without cuDNN's kernels, whose gradients are NaN for some shapes on Hopper GPUs with
+    torch 2.11 to 2.13 (pytorch issue 196678); without gradients they are right, and faster."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -22,7 +22,7 @@ from xdlm.objective import (
 )
 from xdlm.ops import Stream, row_loss, row_stats, uniform
 from xdlm.ops.rows import Impl
-from xdlm.structs import Batch, Coefs, RowStats
+from xdlm.structs import Batch, Coefs, HeadRows, RowStats
 
 RowLosses = Callable[[Coefs, RowStats, Tensor, Tensor, Tensor], tuple[Tensor, RowStats]]
 
@@ -66,62 +66,36 @@ class DiffusionLoss:
         rows, scale = self._rows_that_matter(weight > 0, x == z, index, position, seed)
         scale = scale * (high - low)
         at_rows = coefs.index(rows[0])
-        inputs = (
-            hidden[rows], denoiser.head_weight, denoiser.head_bias,
-            x[rows], z[rows], row_log_c(self.process, at_rows, x[rows]),
+        head_rows = HeadRows(
+            hidden[rows], denoiser.head_weight, denoiser.head_bias, x[rows], z[rows],
+            row_log_c(self.process, at_rows, x[rows]),
         )  # fmt: skip
         if self.impl == "eager":
-            return self._by_autograd(at_rows, *inputs, scale)
-        return self._in_one_sweep(at_rows, *inputs, weight[rows] * scale, scale)
+            return self._by_autograd(at_rows, head_rows, scale)
+        return self._in_one_sweep(at_rows, head_rows, weight[rows] * scale, scale)
 
     def _in_one_sweep(
-        self,
-        coefs: Coefs,
-        hidden: Tensor,
-        head_weight: Tensor,
-        head_bias: Tensor | None,
-        x: Tensor,
-        z: Tensor,
-        log_c: Tensor | None,
-        weight: Tensor,
-        scale: Tensor,
+        self, coefs: Coefs, rows: HeadRows, weight: Tensor, scale: Tensor
     ) -> LossSums:
         """Loss and gradient block by block; the bound is added up on the side."""
-        elbo = torch.zeros((), dtype=torch.float64, device=x.device)
+        elbo = torch.zeros((), dtype=torch.float64, device=rows.x.device)
         same = self.weighting is elbo_weight
+        row_losses = _compiled_nelbo() if self.compiled else nelbo_with_gradient
 
-        def losses(stats: RowStats, rows: slice) -> tuple[Tensor, RowStats]:
-            at = coefs.index(rows)
+        def losses(stats: RowStats, part: slice) -> tuple[Tensor, RowStats]:
+            at, x, z = coefs.index(part), rows.x[part], rows.z[part]
             if not same:
-                bound = nelbo_of_stats(at, stats, x[rows], z[rows])
-                elbo.add_((bound.double() * scale[rows]).sum())
-            row_losses = _compiled_nelbo() if self.compiled else nelbo_with_gradient
-            return row_losses(at, stats, x[rows], z[rows], weight[rows])
+                elbo.add_((nelbo_of_stats(at, stats, x, z).double() * scale[part]).sum())
+            return row_losses(at, stats, x, z, weight[part])
 
-        loss = row_loss(
-            hidden, head_weight, head_bias, x, z, log_c, losses,
-            mask_id=self.process.special_ids, impl=self.impl,
-        )  # fmt: skip
+        loss = row_loss(rows, losses, mask_id=self.process.special_ids, impl=self.impl)
         return LossSums(loss, loss.detach() if same else elbo)
 
-    def _by_autograd(
-        self,
-        coefs: Coefs,
-        hidden: Tensor,
-        head_weight: Tensor,
-        head_bias: Tensor | None,
-        x: Tensor,
-        z: Tensor,
-        log_c: Tensor | None,
-        scale: Tensor,
-    ) -> LossSums:
+    def _by_autograd(self, coefs: Coefs, rows: HeadRows, scale: Tensor) -> LossSums:
         """The slow twin: all logits at once, gradients by automatic differentiation."""
-        stats = row_stats(
-            hidden, head_weight, head_bias, x, z, log_c, mask_id=self.process.special_ids,
-            impl="eager",
-        )  # fmt: skip
-        losses = nelbo_of_stats(coefs, stats, x, z, self.weighting)
-        elbo = nelbo_of_stats(coefs, stats, x, z).detach()
+        stats = row_stats(*rows, mask_id=self.process.special_ids, impl="eager")
+        losses = nelbo_of_stats(coefs, stats, rows.x, rows.z, self.weighting)
+        elbo = nelbo_of_stats(coefs, stats, rows.x, rows.z).detach()
         return LossSums((losses.double() * scale).sum(), (elbo.double() * scale).sum())
 
     def _rows_that_matter(

@@ -39,7 +39,7 @@ from xdlm.training.checkpoint import (
     run_checkpoints,
     save_checkpoint,
 )
-from xdlm.training.device import describe, pick_device, pick_precision
+from xdlm.training.device import describe, pick_device, pick_precision, sound_attention
 from xdlm.training.ema import Ema
 from xdlm.training.loss import DiffusionLoss
 from xdlm.training.optimizer import (
@@ -118,6 +118,7 @@ class Trainer:
         with (
             RunLog(self.out, total=config.steps, start=self.step, console=self.console) as log,
             _interruptible() as interrupted,
+            sound_attention(),
         ):
             log.say(
                 f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
