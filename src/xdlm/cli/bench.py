@@ -30,7 +30,14 @@ examples:
   xdlm bench
   xdlm bench --methods xdlm --tasks train --no-plain
   xdlm bench --csv benchmarks/results.csv --plot bench.png
+  xdlm bench --scan vocab --methods xdlm --tasks train
 """
+#: What --scan goes through: from the setting down to a few per cent of it, and beyond for the vocabulary.
+_SCANS = {
+    "vocab": ("n_tokens", (1_000, 4_000, 16_000, 64_000, 256_000)),
+    "length": ("length", (64, 128, 256, 512, 1024, 2048)),
+    "batch": ("batch", (1, 2, 4, 8, 16, 32, 64)),
+}
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,43 @@ class Options:
     """Append the cells to this file, with hardware, versions and commit."""
     plot: str | None = None
     """Draw the table as a picture."""
+    scan: str | None = None
+    """Go through sizes of one thing, all else being as set: vocab, length or batch."""
 
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm bench", description=_DESCRIPTION)
     check_names(options.methods, options.tasks)
     setting = _setting(options)
+    measured = [(each, _measure_all(each, options)) for each in _settings(setting, options.scan)]
+    for each, cells in measured:
+        _show(cells, each)
+        if options.csv is not None:
+            _append(Path(options.csv), cells, each, options)
+    if options.plot is not None:
+        from xdlm.report import plot_scan, plot_speed
+
+        title = describe(setting.device)
+        if options.scan is None:
+            plot_speed(measured[0][1], Path(options.plot), title=title)
+        else:
+            field = _SCANS[options.scan][0]
+            points = [(getattr(each, field), cell) for each, cells in measured for cell in cells]
+            plot_scan(points, Path(options.plot), title=title, axis=options.scan)
+
+
+def _settings(setting: SpeedSetting, scan: str | None) -> list[SpeedSetting]:
+    if scan is None:
+        return [setting]
+    if scan not in _SCANS:
+        raise UserError(f"cannot scan '{scan}'{did_you_mean(scan, _SCANS)}")
+    field, values = _SCANS[scan]
+    if setting.device.type == "cpu":  # half of the grid is enough to see the shape
+        values = values[: len(values) // 2 + 1]
+    return [replace(setting, **{field: value}) for value in values]  # type: ignore[arg-type]
+
+
+def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
     cells: list[Speed] = []
     with console().status("") as status:
         for method in options.methods:
@@ -87,13 +125,7 @@ def run(arguments: list[str]) -> None:
                     )
                 except torch.cuda.OutOfMemoryError:
                     console().print(f"{method} {impl}: out of memory")
-    _show(cells, setting)
-    if options.csv is not None:
-        _append(Path(options.csv), cells, setting, options)
-    if options.plot is not None:
-        from xdlm.report import plot_speed
-
-        plot_speed(cells, Path(options.plot), title=describe(setting.device))
+    return cells
 
 
 def _setting(options: Options) -> SpeedSetting:

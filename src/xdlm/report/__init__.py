@@ -3,7 +3,7 @@
 from xdlm.report.colours import LOOKS, MASK, Look
 from xdlm.report.html import page_data, trajectory_page
 from xdlm.report.pieces import visible
-from xdlm.report.plots import plot_loss, plot_overview, plot_speed, plot_transitions
+from xdlm.report.plots import plot_loss, plot_overview, plot_scan, plot_speed, plot_transitions
 from xdlm.report.terminal import frame_text, trajectory_panel
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "page_data",
     "plot_loss",
     "plot_overview",
+    "plot_scan",
     "plot_speed",
     "plot_transitions",
     "trajectory_page",

@@ -67,6 +67,14 @@ def plot_speed(cells: Sequence[Speed], file: Path, *, title: str) -> None:
     _save(file, [panel(task) for task in tasks])
 
 
+def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, axis: str) -> None:
+    """Seconds per run, and peak memory where it was measured, against the size of one thing."""
+    panels = [lambda axes: _draw_scan(axes, points, title, axis, "seconds")]
+    if any(cell.peak_gb is not None for _, cell in points):
+        panels.append(lambda axes: _draw_scan(axes, points, title, axis, "peak_gb"))
+    _save(file, panels)
+
+
 def _save(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
     """Draw panels in a row and write them at once.
 
@@ -167,6 +175,24 @@ def _draw_speed(axes: Axes, cells: Sequence[Speed], title: str) -> None:
     axes.set_ylabel("tokens per second")
     axes.set_title(f"{cells[0].task} ({title})")
     axes.legend()
+    _clean(axes)
+
+
+def _draw_scan(
+    axes: Axes, points: Sequence[tuple[int, Speed]], title: str, axis: str, what: str
+) -> None:
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for size, cell in points:
+        name = f"{cell.method} {cell.task} ({cell.impl})"
+        lines.setdefault(name, []).append((size, getattr(cell, what)))
+    for name, line in lines.items():
+        axes.plot(*zip(*line, strict=True), marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(axis)
+    axes.set_ylabel({"seconds": "seconds per run", "peak_gb": "peak memory, GB"}[what])
+    axes.set_title(title)
+    axes.legend(fontsize=7)
     _clean(axes)
 
 
