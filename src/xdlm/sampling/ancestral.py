@@ -129,7 +129,7 @@ def sample(
         frozen, free = frozen.to(device), ~frozen.to(device)
         z = torch.where(frozen, given.to(device), z)
     head = DrawingHead(denoiser.head_weight, denoiser.head_bias, process.special_ids)
-    run = _Run(denoiser, process, head, free, label)
+    run = _Run(denoiser, process, head, free, None if label is None else label.to(device))
     step_fn = STEPS[config.impl]
     frames, times = [z], [1.0]
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
