@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -48,12 +48,13 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class TextSample:
-    """Generated text. `nfe` is the largest number of forward passes that a sequence took."""
+    """Generated text. `nfe` is the largest number of forward passes that a sequence took;
+    `trajectory` holds every step of all texts, unless it was not asked for."""
 
     tokens: Tensor
     text: list[str]
     nfe: int
-    trajectory: Trajectory
+    trajectory: Trajectory | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Model:
         top_p: float = 1.0,
         last: Last = "sample",
         impl: str = "thinned",
+        trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
     ) -> TextSample:
         """Draw `n` texts, each a pure function of (seed, its number); `prefix` is kept in front."""
@@ -95,7 +97,7 @@ class Model:
         if len(ids) >= length:
             raise UserError(f"the prefix has {len(ids)} tokens and leaves no room in {length}")
         holes = [None] * (length - len(ids))
-        return self._sample(n, [*ids, *holes], config, seed, on_step)
+        return self._sample(n, [*ids, *holes], config, seed, trajectory, on_step)
 
     def infill(
         self,
@@ -108,6 +110,7 @@ class Model:
         top_p: float = 1.0,
         last: Last = "sample",
         impl: str = "thinned",
+        trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
     ) -> TextSample:
         """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes.
@@ -118,7 +121,7 @@ class Model:
         for piece in parse_template(template):
             ids += [None] * piece.hole if piece.hole else self.tokenizer.encode(piece.text)
         config = SamplerConfig(steps, Filter(temperature, top_p), last, impl)
-        return self._sample(n, ids, config, seed, on_step)
+        return self._sample(n, ids, config, seed, trajectory, on_step)
 
     def perplexity(
         self,
@@ -171,6 +174,7 @@ class Model:
         ids: list[int | None],
         config: SamplerConfig,
         seed: int,
+        record: bool,
         on_step: Callable[[int, int], None] | None,
     ) -> TextSample:
         """Sample around given ids; None is a position to fill. At most `_BATCH` at a time."""
@@ -193,16 +197,19 @@ class Model:
                 sample(
                     self.denoiser, self.process, batch=size, length=len(ids), config=config,
                     seed=seed, first_index=first, given=given.expand(size, -1),
-                    frozen=frozen.expand(size, -1), record=True, on_step=show,
+                    frozen=frozen.expand(size, -1), record=record, on_step=show,
                 )
             )  # fmt: skip
         tokens = torch.cat([part.tokens for part in parts]).cpu()
         paths = [part.trajectory for part in parts if part.trajectory is not None]
+        path = None
+        if paths:
+            path = replace(paths[0], frames=torch.cat([each.frames for each in paths], dim=1))
         return TextSample(
             tokens=tokens,
             text=[self.tokenizer.decode(row.tolist()) for row in tokens],
             nfe=max(int(part.nfe.max()) for part in parts),
-            trajectory=replace(paths[0], frames=torch.cat([path.frames for path in paths], dim=1)),
+            trajectory=path,
         )
 
 
@@ -211,6 +218,8 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
 
     Averaged weights are used unless `weights="raw"` asks for those that training left.
     """
+    if weights not in get_args(Weights):
+        raise UserError(f"unknown weights '{weights}'{did_you_mean(weights, get_args(Weights))}")
     checkpoint = find_checkpoint(name)
     tokenizer = checkpoint.tokenizer()
     config = checkpoint.config
@@ -225,7 +234,7 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
 
 def find_checkpoint(name: str | Path) -> Checkpoint:
     """A bundled name, a checkpoint folder, or a run folder (its newest checkpoint)."""
-    folder = bundled_folder(str(name)) or Path(name)
+    folder = _bundled(name) or Path(name)
     if not folder.is_dir():
         raise UserError(f"no model '{name}': not a folder{did_you_mean(str(name), NAMES)}")
     newest = latest_checkpoint(folder)
@@ -234,4 +243,9 @@ def find_checkpoint(name: str | Path) -> Checkpoint:
 
 def load_tokenizer(name: str | Path) -> TextTokenizer:
     """A bundled model's tokenizer by name, or one by path."""
-    return TextTokenizer.load(bundled_folder(str(name)) or name)
+    return TextTokenizer.load(_bundled(name) or name)
+
+
+def _bundled(name: str | Path) -> Path | None:
+    """A plain string may name a bundled model; a `Path`, or a string with a slash, is a folder."""
+    return bundled_folder(name) if isinstance(name, str) else None

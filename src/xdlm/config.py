@@ -156,7 +156,7 @@ class OptimConfig:
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} must be positive and finite")
-        if min(self.warmup, self.decay, self.weight_decay) < 0:
+        if min(self.warmup, self.decay) < 0 or not 0 <= self.weight_decay < math.inf:
             raise UserError("optim.warmup, optim.decay and optim.weight_decay must be >= 0")
         for name in ("beta1", "beta2", "ema"):
             if not 0 <= getattr(self, name) < 1:

@@ -39,13 +39,13 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 def write_atomic(target: Path, content: str | bytes) -> None:
     """Replace a file's content all at once. A device or a pipe is written to as it is."""
     data = content.encode() if isinstance(content, str) else content
-    target = target.resolve()
     if target.is_dir():
         raise UserError(f"cannot write {target}: it is a folder")
     with explained(target):
         if target.exists() and not target.is_file():
             target.write_bytes(data)
             return
+        target = target.resolve()  # a link stays, what it points to is replaced
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = target.with_name(f".{target.name}.partial")
         try:

@@ -98,7 +98,25 @@ def test_bundled_model_is_that_of_its_recipe() -> None:
     assert (config.train.batch, config.train.seed) == (recipe.train.batch, recipe.train.seed)
 
 
+def test_a_path_is_a_folder_and_never_a_bundled_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pocket").mkdir()
+    with pytest.raises(UserError, match=r"no checkpoint\.json"):
+        load(Path("pocket"))
+    assert load("pocket", device="cpu").step > 0
+
+
+def test_the_trajectory_is_optional() -> None:
+    model = load("pocket", device="cpu")
+    with_it = model.sample(1, steps=2, length=8)
+    without = model.sample(1, steps=2, length=8, trajectory=False)
+    assert without.trajectory is None and with_it.trajectory.steps == 3
+    assert with_it.text == without.text
+
+
 def test_unknown_models_are_named(tmp_path) -> None:
+    with pytest.raises(UserError, match="unknown weights 'emma'"):
+        load("pocket", weights="emma")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="did you mean 'pocket'"):
         load("pockt")
     with pytest.raises(UserError, match=r"no checkpoint\.json"):

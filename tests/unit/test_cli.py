@@ -71,6 +71,9 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["bench", "--methods", "xdm"], "unknown method 'xdm'"),
         (["bench", "--preset", "smal"], "did you mean 'small'"),
         (["bench", "--repeats", "0"], "must be at least 1"),
+        (["bench", "--kept-rows", "0"], "kept_rows must lie in"),
+        (["bench", "--scan", "vocabb"], "did you mean 'vocab'"),
+        (["demo", "--train-steps", "0"], "must be at least 1"),
         (["train", "--train.steps", "3"], "which recipe"),
         (["train", RECIPE, "--train.seed", "99999999999"], "train.seed must lie in"),
         (["train", RECIPE, "--optim.lr", "nan"], "optim.lr must be positive"),
@@ -175,3 +178,9 @@ def test_odd_folder_names(tmp_path: Path, capsys) -> None:
           "--train.out", str(out)])  # fmt: skip
     main(["export", "--model", str(out), "--out", str(tmp_path / "[bold]")])
     assert (tmp_path / "[bold]" / "model.safetensors").is_file()
+
+
+def test_json_may_go_down_a_pipe() -> None:
+    done = shell("xdlm sample --steps 2 --length 8 --json /dev/stdout | cat")
+    assert done.returncode == 0, done.stderr
+    assert '"nfe"' in done.stdout

@@ -53,6 +53,20 @@ for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4
     twin, p_twin = draw_and_weigh(logits, u, x)
     assert torch.equal(drawn, twin)
     torch.testing.assert_close(p_x, p_twin, rtol=1e-5, atol=0)
+# Views that a kernel must not take for plain arrays: one row of log c for all, every other token, and
+# an upstream gradient that is one number expanded.
+process = Mixed(Vocab(513, 256), k=0.1)
+hidden, weight, offset, x, z = head_inputs(12, 8, 513, 256, torch.float32)
+twice = lambda v: torch.stack([v, v], 1).flatten()[::2]
+coefs = process.coefs(torch.tensor([0.4]))
+for impl in ("eager", "fused"):
+    stats = rows.row_stats(hidden[None], weight, offset, twice(x)[None], twice(z)[None],
+                           row_log_c(process, coefs, x[None]), mask_id=256, impl=impl)
+    found = [stats.S[0], stats.logit_x[0], *torch.autograd.grad(stats.lse.sum(), (hidden, weight))]
+    if impl == "eager":
+        expected = found
+for ours, theirs in zip(found, expected, strict=True):
+    torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
 sample, position = torch.arange(9)[:, None] + (1 << 33), torch.arange(70)[None]
 here = uniform(2**40 + 5, Stream.NOISE, sample, position, 7)
 words = (position, sample & 0xFFFFFFFF, torch.tensor(7), torch.tensor(2 | int(Stream.NOISE) << 24))

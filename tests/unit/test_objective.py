@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -257,3 +259,10 @@ def test_wrong_arguments_are_named() -> None:
         step_kl(process, logits, x, x, 0.5, 0.5)
     with pytest.raises(UserError, match="over 12 tokens, the vocabulary has 11"):
         nelbo(process, torch.zeros(1, 1, N + 1), x, x, 0.5)
+
+
+def test_a_rate_that_is_no_number_shows() -> None:
+    """Weights must not turn NaN into 0: a broken process would train to a perfect loss."""
+    good = Mixed(Vocab(N, 4)).coefs(torch.tensor([0.5]))
+    broken = replace(good, d_alpha=good.d_alpha * torch.nan)
+    assert elbo_weight(broken, torch.tensor([[2]]), torch.tensor([[4]])).isnan().all()

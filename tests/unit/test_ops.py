@@ -8,7 +8,16 @@ import torch
 from xdlm import UserError, Vocab
 from xdlm.noise import Masked, Mixed
 from xdlm.objective import elbo_weight, nelbo_of_stats, nelbo_with_gradient, row_log_c
-from xdlm.ops import Stream, categorical, chunked, resolve_impl, row_loss, row_stats, uniform
+from xdlm.ops import (
+    Stream,
+    categorical,
+    chunked,
+    resolve_impl,
+    row_loss,
+    row_stats,
+    stats_of_logits,
+    uniform,
+)
 from xdlm.ops.counter import philox
 from xdlm.structs import HeadRows
 
@@ -111,6 +120,18 @@ def test_masked_needs_no_vocabulary_sum() -> None:
     assert torch.isneginf(stats.logit_z[z == 17]).all()
 
 
+def test_log_probabilities_survive_large_logits() -> None:
+    """log p = logit - lse of a near-certain token among logits of a hundred: float32 would leave 1e-5."""
+    logits = torch.tensor([[100.0, 88.0, 90.0]])
+    x = torch.tensor([0])
+    for stats in (
+        stats_of_logits(logits, x, x, None, mask_id=None),
+        row_stats(logits, torch.eye(3), None, x, x, None, mask_id=None, impl="chunked"),
+    ):
+        exact = logits.double().log_softmax(-1)[0, 0]
+        torch.testing.assert_close((stats.logit_x - stats.lse)[0], exact, rtol=5e-3, atol=0)
+
+
 def test_leading_dimensions_are_kept() -> None:
     hidden, weight, bias, x, z = head_inputs(12, 5, 31, 17, torch.float32)
     log_c = torch.full((3, 4), 2.0)
@@ -155,6 +176,7 @@ def test_uniform_is_a_pure_function_of_its_arguments() -> None:
         uniform(3, Stream.NOISE, sample, position, step=9),
         uniform(3, Stream.CORRUPT, sample, position, step=10),
         uniform(3, Stream.CORRUPT, sample + (1 << 33), position, step=9),
+        uniform(3, Stream.TIME, sample + (1 << 52), position, step=9),
         uniform(3 + (1 << 40), Stream.CORRUPT, sample, position, step=9),
     ):
         assert (whole == other).sum() == 0

@@ -21,6 +21,7 @@ from xdlm.sampling import (
     sample,
     time_grid,
 )
+from xdlm.sampling.ancestral import _compact
 
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 
@@ -233,6 +234,50 @@ def test_model_is_told_the_time_and_the_label() -> None:
     assert [labels for _, _, labels in seen] == [[3, 8]] * 5
     for (_, told, _), time in zip(seen, times, strict=True):
         assert told == pytest.approx([time, time])
+
+
+def test_labels_follow_the_sequences_that_are_evaluated() -> None:
+    """Short sequences and many steps: mostly one of the two is evaluated, with its own label."""
+    process, seen = Masked(Vocab(N, 4)), []
+
+    class Recorder(Oracle):
+        def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+            seen.append(tuple(label.tolist()))
+            return torch.zeros(*z.shape, N)
+
+    sample(
+        Recorder(None, N), process, batch=2, length=3, config=SamplerConfig(steps=50),
+        label=torch.tensor([3, 8]),
+    )  # fmt: skip
+    assert set(seen) == {(3,), (8,)}
+
+
+def test_compaction() -> None:
+    for mask in ([0, 0, 0], [1, 1, 1], [0, 1, 1, 0, 1], [1, 0]):
+        flags = torch.tensor(mask, dtype=torch.bool)
+        assert _compact(flags)[: flags.sum()].tolist() == flags.nonzero()[:, 0].tolist()
+
+
+def test_legs_say_how_much_is_drawn() -> None:
+    for process in PROCESSES.values():
+        legs = list(time_grid(process, 7, torch.zeros(1)))
+        assert sum(leg.gain for leg in legs) == pytest.approx(1.0)
+        for leg in legs:
+            assert leg.gain == pytest.approx(float(leg.at_s.alpha - leg.at_t.alpha))
+
+
+def test_wrong_shapes_are_named() -> None:
+    process = Masked(Vocab(N, 4))
+    oracle = Oracle(lambda z, t: torch.zeros(*z.shape, N), N)
+    tokens = torch.zeros(2, 5, dtype=torch.int64)
+    for wrong in (
+        {"given": tokens},
+        {"frozen": tokens.bool()},
+        {"given": tokens, "frozen": torch.ones(2, 4).bool()},
+        {"label": torch.zeros(3)},
+    ):
+        with pytest.raises(UserError):
+            sample(oracle, process, batch=2, length=5, **wrong)
 
 
 @pytest.mark.parametrize("impl", ["thinned", "dense"])

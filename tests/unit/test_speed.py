@@ -89,7 +89,7 @@ def test_plain_sampling_ends_in_tokens() -> None:
 
 
 def test_a_cell_says_what_it_measured() -> None:
-    cells = measure("xdlm", setting(), "ours") + measure("xdlm", setting(), "plain")
+    cells = [*measure("xdlm", setting(), "ours"), *measure("xdlm", setting(), "plain")]
     assert {(c.impl, c.task) for c in cells} == {
         ("ours", "forward"), ("ours", "forward-thinned"), ("ours", "train"), ("ours", "sample"),
         ("plain", "forward"), ("plain", "train"), ("plain", "sample"),

@@ -19,10 +19,10 @@ from xdlm import UserError, load
 from xdlm.api import load_tokenizer
 from xdlm.cli.train import read_rows
 from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig, dump_config
-from xdlm.evaluation import unigram_entropy
+from xdlm.evaluation import row_bounds, unigram_entropy
 from xdlm.models import PRESETS, DiT
 from xdlm.noise import Masked
-from xdlm.objective import nelbo
+from xdlm.objective import nelbo, stratified_times
 from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.ema import Ema
@@ -200,6 +200,35 @@ def test_working_copy_follows_and_gives_back() -> None:
     assert WorkingCopy(master, torch.float32).model is master
 
 
+def test_a_bfloat16_trunk_trains_float32_weights(tmp_path: Path) -> None:
+    trainer = trainer_for(small_run(tmp_path, steps=40, precision="bfloat16", log_every=10))
+    assert not trainer.working.is_master
+    assert trainer.run()
+    losses = [r["loss"] for r in read_log(tmp_path / "log.jsonl")]
+    assert losses[-1] < losses[0] - 0.2
+    saved = open_checkpoint(latest_checkpoint(tmp_path)).tensors(RAW)
+    assert all(value.dtype == torch.float32 for value in saved.values())
+
+
+def test_training_and_evaluation_tell_the_time() -> None:
+    """A recording trunk: what it is told are the times at which its input was noised."""
+    process, told = Masked(Vocab(20, 19)), []
+    model = DiT(PRESETS["nano"], 20)
+    trunk = model.trunk
+    model.trunk = lambda z, t, label=None: told.append(t) or trunk(z, t, label)
+    index = torch.arange(4)
+    batch = Batch(torch.zeros(4, 6, dtype=torch.int64), index)
+    DiffusionLoss(process)(model, batch, seed=3, step=2, global_batch=4)
+    expected = stratified_times(3, 2, index, 4, time_range=process.time_range)
+    torch.testing.assert_close(told.pop().double(), expected, rtol=1e-6, atol=1e-6)
+    row_bounds(model, process, batch.tokens, index, draws=1, seed=3)
+    drawn, start, end = told
+    expected = stratified_times(3, 0, index, 4, time_range=process.time_range)
+    torch.testing.assert_close(drawn.double(), expected, rtol=1e-6, atol=1e-6)
+    assert (start == 1).all()
+    assert end.tolist() == pytest.approx([process.time_range[0]] * 4)
+
+
 def test_text_has_no_classes(tmp_path: Path) -> None:
     config = small_run(tmp_path)
     config = replace(config, model=replace(config.model, n_classes=10))
@@ -215,7 +244,6 @@ def test_loss_module_equals_nelbo_on_all_rows() -> None:
     torch.nn.init.normal_(model.out.weight)
     batch = Batch(torch.randint(0, 19, (4, 16)), torch.arange(4))
     sums = DiffusionLoss(process)(model, batch, seed=3, step=0, global_batch=4)
-    from xdlm.objective import stratified_times
     from xdlm.ops import Stream, uniform
 
     t = stratified_times(3, 0, torch.arange(4), 4, time_range=process.time_range)
@@ -288,6 +316,13 @@ def test_ema_follows_and_steps_aside() -> None:
         model.weight.add_(1.0)
     ema.update(model, n_updates=1000)
     torch.testing.assert_close(ema.average["weight"], start + 0.5)
+    young = Ema(model, decay=0.9)  # model is at start + 1; early on the average follows quickly
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    young.update(model, n_updates=1)
+    torch.testing.assert_close(young.average["weight"], start + 1 + (1 - 2 / 11))
+    with torch.no_grad():
+        model.weight.sub_(1.0)
     with ema.applied(model):
         torch.testing.assert_close(model.weight, start + 0.5)
     torch.testing.assert_close(model.weight, start + 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import platform
-import subprocess
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +15,10 @@ from rich.table import Table
 
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
+from xdlm.cli.record import commit
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
-from xdlm.files import write_atomic
+from xdlm.files import check_writable, write_atomic
 from xdlm.models import PRESETS
 from xdlm.training.device import describe, pick_device, pick_precision
 
@@ -64,12 +64,12 @@ class Options:
     """Share of unchanged tokens that training looks at."""
     dropout: float = 0.1
     """Dropout in training, as in the paper."""
-    warmup: int = 10
-    """Runs before timing starts; one for sampling."""
-    repeats: int = 100
-    """Timed runs of forward and train."""
-    sample_repeats: int = 10
-    """Timed runs of sampling."""
+    warmup: int | None = None
+    """Runs before timing starts (one for sampling); by default 10 on a GPU, as in the paper, else 2."""
+    repeats: int | None = None
+    """Timed runs of forward and train; by default 100 on a GPU, else 5."""
+    sample_repeats: int | None = None
+    """Timed runs of sampling; by default 10 on a GPU, else 2."""
     compile: bool | None = None
     """Compile the trunk; by default on a GPU only."""
     device: str = "auto"
@@ -86,11 +86,12 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm bench", description=_DESCRIPTION)
     check_names(options.methods, options.tasks)
     setting = _setting(options)
+    _check_targets(options)
     measured = [(each, _measure_all(each, options)) for each in _settings(setting, options.scan)]
     for each, cells in measured:
         _show(cells, each)
         if options.csv is not None:
-            _append(Path(options.csv), cells, each, options)
+            _append(Path(options.csv), cells, each)
     if options.plot is not None:
         from xdlm.report import plot_scan, plot_speed
 
@@ -101,6 +102,18 @@ def run(arguments: list[str]) -> None:
             field = _SCANS[options.scan][0]
             points = [(getattr(each, field), cell) for each, cells in measured for cell in cells]
             plot_scan(points, Path(options.plot), title=title, axis=options.scan)
+
+
+def _check_targets(options: Options) -> None:
+    """Before an hour of measuring, not after it."""
+    for file in (options.csv, options.plot):
+        if file is not None:
+            check_writable(Path(file).absolute().parent)
+    if options.csv is not None and Path(options.csv).exists():
+        try:
+            Path(options.csv).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {options.csv}: {error}") from error
 
 
 def _settings(setting: SpeedSetting, scan: str | None) -> list[SpeedSetting]:
@@ -120,9 +133,8 @@ def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
         for method in options.methods:
             for impl in ("ours", "plain") if options.plain else ("ours",):
                 try:
-                    cells += measure(
-                        method, setting, impl, options.tasks, lambda what: status.update(what)
-                    )
+                    for cell in measure(method, setting, impl, options.tasks, status.update):
+                        cells.append(cell)
                 except torch.cuda.OutOfMemoryError:
                     console().print(f"{method} {impl}: out of memory")
     return cells
@@ -138,11 +150,11 @@ def _setting(options: Options) -> SpeedSetting:
     def default(given: int | None, on_gpu: int, on_cpu: int) -> int:
         value = given if given is not None else (on_gpu if gpu else on_cpu)
         if value < 1:
-            raise UserError("vocab, batch and length must be at least 1")
+            raise UserError("sizes and repeats must be at least 1")
         return value
 
-    if min(options.warmup, options.repeats, options.sample_repeats) < 1:
-        raise UserError("warmup, repeats and sample_repeats must be at least 1")
+    if not 0 < options.kept_rows <= 1:
+        raise UserError(f"kept_rows must lie in (0, 1], got {options.kept_rows}")
     return SpeedSetting(
         model=replace(PRESETS[preset], dropout=options.dropout),
         n_tokens=default(options.vocab, 50257, 8192),
@@ -154,9 +166,9 @@ def _setting(options: Options) -> SpeedSetting:
         device=device,
         dtype=pick_precision("auto", device),
         compiled=gpu if options.compile is None else options.compile,
-        warmup=options.warmup if gpu else min(options.warmup, 2),
-        repeats=options.repeats if gpu else min(options.repeats, 5),
-        sample_repeats=options.sample_repeats if gpu else min(options.sample_repeats, 2),
+        warmup=default(options.warmup, 10, 2),
+        repeats=default(options.repeats, 100, 5),
+        sample_repeats=default(options.sample_repeats, 10, 2),
     )
 
 
@@ -184,16 +196,17 @@ def _gb(cell: Speed) -> str:
     return "" if cell.peak_gb is None else f"{cell.peak_gb:.2f}"
 
 
-def _append(file: Path, cells: list[Speed], setting: SpeedSetting, options: Options) -> None:
+def _append(file: Path, cells: list[Speed], setting: SpeedSetting) -> None:
     """One row per cell; the whole file is written anew, so that it is never half a row."""
     about = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(),
         "device": describe(setting.device), "torch": torch.__version__,
         "python": platform.python_version(), "dtype": str(setting.dtype),
         "depth": setting.model.depth, "width": setting.model.width,
         "vocab": setting.n_tokens, "batch": setting.batch, "length": setting.length,
         "steps": setting.steps, "k": setting.k, "kept_rows": setting.kept_rows,
-        "dropout": setting.model.dropout, "warmup": setting.warmup, "repeats": options.repeats,
+        "dropout": setting.model.dropout, "compiled": setting.compiled, "warmup": setting.warmup,
+        "repeats": setting.repeats, "sample_repeats": setting.sample_repeats,
     }  # fmt: skip
     rows = [{**asdict(cell), **about} for cell in cells]
     if not rows:
@@ -208,10 +221,3 @@ def _append(file: Path, cells: list[Speed], setting: SpeedSetting, options: Opti
     writer.writerows(rows)
     write_atomic(file, old + text.getvalue())
     console().print(f"{len(rows)} rows appended to {file}")
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() if done.returncode == 0 else "unknown"

@@ -53,6 +53,12 @@ class Options:
     train_steps: int = 1200
     """Steps of training for the small model."""
 
+    def __post_init__(self) -> None:
+        if min(self.steps, self.rows, self.train_steps) < 1 or not 0 <= self.seed < 2**31:
+            raise UserError(
+                "steps, rows and train_steps must be at least 1, and the seed not negative"
+            )
+
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm demo", description=_DESCRIPTION)
@@ -69,8 +75,9 @@ def run(arguments: list[str]) -> None:
     screen.rule("3  Perplexity on text that the model has not seen")
     measured, unigram = _measure(screen, model, options)
     screen.rule("4  Training a small model from nothing")
-    records, floor = _train(screen, options, out / "run")
+    records, floor = _train(screen, options, out / "demo-run")
 
+    assert drawn.trajectory is not None
     page = trajectory_page(
         drawn.trajectory, model.tokenizer, title="From noise to text",
         details={"model": "pocket (XDLM, k = 0.1)", "steps": str(options.steps),
@@ -111,6 +118,7 @@ def _sample(screen: Console, model: Model, options: Options) -> TextSample:
         f"{drawn.tokens.numel()} tokens in {options.steps} steps and a final denoise: "
         f"{drawn.nfe} forward passes, {seconds:.1f} s"
     )
+    assert drawn.trajectory is not None
     screen.print(trajectory_panel(drawn.trajectory, model.tokenizer))
     return drawn
 

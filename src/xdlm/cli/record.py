@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def provenance(model: Model) -> dict[str, Any]:
     weight = model.denoiser.head_weight
     return {
         "xdlm": __version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "device": describe(weight.device),
         "dtype": str(weight.dtype).removeprefix("torch."),
@@ -29,6 +31,18 @@ def provenance(model: Model) -> dict[str, Any]:
         "step": model.step,
         "config": dataclasses.asdict(model.config),
     }
+
+
+def commit() -> str:
+    """The commit that the library runs from, where it runs from a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
+            cwd=Path(__file__).parent,
+        )  # fmt: skip
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 def write_json(file: Path, record: Mapping[str, Any]) -> None:

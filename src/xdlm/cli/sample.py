@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> None:
     model = load(options.model, device=options.device, weights=options.weights)
     result = _draw(model, options)
     # Files first: a bad path should not come after a screenful of text.
-    if options.html is not None:
+    if options.html is not None and result.trajectory is not None:
         from xdlm.report import trajectory_page
 
         page = trajectory_page(
@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> None:
             "tokens": result.tokens.tolist(),
         }
         write_json(Path(options.json), record)
-    if options.show:
+    if options.show and result.trajectory is not None:
         from xdlm.report import trajectory_panel
 
         Console().print(trajectory_panel(result.trajectory, model.tokenizer))
@@ -108,17 +108,18 @@ def run(arguments: list[str]) -> None:
 
 
 def _draw(model: Model, options: Options) -> TextSample:
+    record = options.show or options.html is not None
     with progress("sampling") as show:
         if options.template is not None:
             return model.infill(
                 options.template, n=options.n, steps=options.steps, seed=options.seed,
                 temperature=options.temperature, top_p=options.top_p, last=options.last,
-                impl=options.impl, on_step=show,
+                impl=options.impl, trajectory=record, on_step=show,
             )  # fmt: skip
         return model.sample(
             options.n, steps=options.steps, length=options.length, seed=options.seed,
             prefix=options.prefix, temperature=options.temperature, top_p=options.top_p,
-            last=options.last, impl=options.impl, on_step=show,
+            last=options.last, impl=options.impl, trajectory=record, on_step=show,
         )  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def summarise(
     else:
         variance = float(estimates[0].var()) / draws if draws > 1 else math.nan
     mean, stderr = total / n_tokens, math.sqrt(variance) / n_tokens
-    value = math.exp(mean)
+    value = math.exp(mean) if mean < 700 else math.inf
     return Likelihood(
         value=value, stderr=value * stderr, nats_per_token=mean, nats_stderr=stderr,
         bits_per_character=None if not n_characters else total / n_characters / math.log(2),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -78,8 +78,8 @@ def measure(
     impl: str,
     tasks: tuple[str, ...] = TASKS,
     on_cell: Callable[[str], None] | None = None,
-) -> list[Speed]:
-    """All tasks of a method, with `impl` "ours" or "plain"."""
+) -> Iterator[Speed]:
+    """All tasks of a method, one after the other, with `impl` "ours" or "plain"."""
     process = make_process(method, setting)
     torch.manual_seed(0)
     model = DiT(setting.model, process.vocab.size)
@@ -87,7 +87,6 @@ def measure(
         for parameter in model.parameters():  # no zeros: they would run faster than real weights
             parameter.add_(0.02 * torch.randn_like(parameter))
     model = model.to(setting.device, setting.dtype)
-    cells = []
     for task in tasks:
         if impl == "plain" and task == "forward-thinned":
             continue
@@ -95,8 +94,7 @@ def measure(
             on_cell(f"{method} {impl} {task}")
         run, repeats = _task(task, impl, model, process, setting)
         with sound_attention() if task == "train" else nullcontext():
-            cells.append(_timed(run, repeats, method, task, impl, setting))
-    return cells
+            yield _timed(run, repeats, method, task, impl, setting)
 
 
 def _task(

@@ -12,6 +12,7 @@ The uniform part of `Mixed` covers all N states, the mask included; that of `Gid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -39,10 +40,10 @@ class Stationary(NoiseProcess):
         outside = [i for i in mu if not 0 <= i < vocab.size]
         if outside:
             raise UserError(f"special token {outside[0]} is outside the vocabulary of {vocab.size}")
-        if any(weight < 0 for weight in mu.values()):
+        if not all(weight >= 0 for weight in mu.values()):
             raise UserError(f"the weights of the special tokens must be >= 0, got {dict(mu)}")
         total = k + sum(mu.values())
-        if abs(total - 1) > 1e-9:
+        if not abs(total - 1) <= 1e-9:
             raise UserError(f"k and the special tokens' weights must sum to 1, got {total:.6g}")
         self.vocab = vocab
         self.k = float(k)
@@ -135,7 +136,7 @@ class Gidd(NoiseProcess):
     def __init__(self, vocab: Vocab, *, p_uniform: float = 0.1, gamma: float = 1.0) -> None:
         if not 0 <= p_uniform < 1:
             raise UserError(f"GIDD's p_uniform must lie in [0, 1), got {p_uniform}")
-        if gamma <= 0:
+        if not 0 < gamma < math.inf:
             raise UserError(f"GIDD's gamma must be positive, got {gamma}")
         self.vocab = vocab
         self.special_ids = (_mask_of(vocab, "Gidd"),)

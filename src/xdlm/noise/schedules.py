@@ -66,7 +66,7 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
-        if self.power < 1:
+        if not 1 <= self.power < math.inf:
             raise UserError(f"a polynomial schedule needs power >= 1, got {self.power}")
 
     def __call__(self, t: Tensor) -> Alpha:

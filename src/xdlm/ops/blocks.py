@@ -108,10 +108,10 @@ class _HeadGradient:
 
     def scaled(self, factor: Tensor) -> tuple[Tensor | None, ...]:
         """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes."""
-        size = self.head.size
+        size, dtype = self.head.size, work_dtype(self.source.dtype)
         parameters = (None if g is None else g[:size] for g in (self.weight, self.bias))
         return tuple(
-            None if grad is None else (grad * factor.to(grad.dtype)).to(self.source.dtype)
+            None if grad is None else (grad * factor.to(dtype)).to(self.source.dtype)
             for grad in (self.hidden, *parameters)
         )
 
@@ -183,6 +183,8 @@ class _RowLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradient is None:
+            raise RuntimeError("row_loss keeps its gradient for one backward pass only")
         gradients = ctx.gradient.scaled(upstream[0])
         ctx.gradient = None
         return (*gradients, None, None, None, None, None, None, None)

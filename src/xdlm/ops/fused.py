@@ -45,6 +45,9 @@ class TritonBlock:
         return head_logits(hidden, head.weight, None)
 
     def stats(self, rows: HeadRows, head: Head, for_gradient: bool) -> Block:
+        # The kernels step through memory one number at a time; views may not.
+        log_c = None if rows.log_c is None else rows.log_c.contiguous()
+        rows = rows._replace(x=rows.x.contiguous(), z=rows.z.contiguous(), log_c=log_c)
         logits = self.logits(rows.hidden, head)
         n_rows, width = logits.shape
         lse, logit_x, logit_z = (
@@ -64,7 +67,7 @@ class TritonBlock:
         d_logits = torch.empty(n_rows, width, dtype=rows.hidden.dtype, device=logits.device)
         _gradient_kernel[(n_rows,)](
             logits, d_logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x),
-            block.stats.lse, block.spread, *(field.double() for field in d),
+            block.stats.lse, block.spread, *(field.double().contiguous() for field in d),
             logits.stride(0), d_logits.stride(0), width, HAS_SUM=rows.log_c is not None,
             BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip

@@ -24,8 +24,8 @@ def fused_draw_and_weigh(
         width = logits.shape[1]
         n_blocks = triton.next_power_of_2(triton.cdiv(width, _BLOCK))
         _draw_kernel[(rows,)](
-            logits, head.bias, uniform, z, drawn, p_z, logits.stride(0), width, N_BLOCKS=n_blocks,
-            BLOCK=_BLOCK, num_warps=8,
+            logits, head.bias, uniform.contiguous(), z.contiguous(), drawn, p_z, logits.stride(0),
+            width, N_BLOCKS=n_blocks, BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
     return drawn, p_z
 

@@ -50,28 +50,36 @@ class SamplerConfig:
 
 
 class Leg(NamedTuple):
-    """One step of the time grid: from coefficients at t to those at s, and the two times."""
+    """One step of the time grid: from coefficients at t to those at s, the two times, and how much
+    alpha grows: the share of positions that are drawn from the model."""
 
     at_t: Coefs
     at_s: Coefs
     t: float
     s: float
+    gain: float
     last: bool
 
 
+#: Expected draws per sequence above which none stays idle: chance would leave one out e^-20 of times.
+_SURELY_BUSY = 20.0
+
+
 class _Run(NamedTuple):
-    """What stays the same from step to step."""
+    """What stays the same from step to step; `n_free` is the fewest open positions in a sequence."""
 
     denoiser: Denoiser
     process: NoiseProcess
     head: DrawingHead
     free: Tensor | None
+    n_free: int
     label: Tensor | None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The result of a run. `nfe` counts forward passes per sequence, [B]."""
+    """The result of a run. `nfe` [B] counts the forward passes that each sequence went through: at
+    most one a step, none where nothing of it needed the model."""
 
     tokens: Tensor
     nfe: Tensor
@@ -84,11 +92,11 @@ def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
     t_min = process.time_range[0]
     marks = [1 + (t_min - 1) * i / steps for i in range(steps + 1)] + [0.0]
     zero = torch.zeros_like(like, dtype=torch.float64)
-    at_t = process.terminal(zero)
+    at_t, alpha_t = process.terminal(zero), 0.0
     for i, (t, s) in enumerate(pairwise(marks)):
-        at_s = process.coefs(zero + s)
-        yield Leg(at_t, at_s, t, s, last=i == steps)
-        at_t = at_s
+        at_s, alpha_s = process.coefs(zero + s), float(process.coefs(s).alpha)
+        yield Leg(at_t, at_s, t, s, gain=alpha_s - alpha_t, last=i == steps)
+        at_t, alpha_t = at_s, alpha_s
 
 
 @torch.no_grad()
@@ -123,15 +131,20 @@ def sample(
 
     z = process.prior((batch, length), uniform=draw(Stream.PRIOR, 0))
     free = None
-    if frozen is not None:
-        if given is None or given.shape != z.shape or frozen.shape != z.shape:
-            raise UserError(f"given and frozen must both have shape {tuple(z.shape)}")
+    if label is not None:
+        if label.shape != (batch,):
+            raise UserError(f"label must have shape ({batch},), got {tuple(label.shape)}")
+        label = label.to(device)
+    if frozen is not None or given is not None:
+        if frozen is None or given is None or not given.shape == frozen.shape == z.shape:
+            raise UserError(f"given and frozen go together, both of shape {tuple(z.shape)}")
         frozen, free = frozen.to(device), ~frozen.to(device)
         z = torch.where(frozen, given.to(device), z)
     head = DrawingHead(denoiser.head_weight, denoiser.head_bias, process.special_ids)
-    run = _Run(denoiser, process, head, free, None if label is None else label.to(device))
+    n_free = length if free is None else int(free.sum(1).min())
+    run = _Run(denoiser, process, head, free, n_free, label)
     step_fn = STEPS[config.impl]
-    frames, times = [z], [1.0]
+    frames, times = [z.to(torch.int32)], [1.0]
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
     for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
         uniforms = StepUniforms(
@@ -145,15 +158,13 @@ def sample(
         nfe += evaluated
         head_rows += rows
         if record:
-            frames.append(z)
+            frames.append(z.to(torch.int32))
             times.append(leg.s)
         if on_step is not None:
             on_step(i + 1, config.steps + 1)
     path = None
     if record:
-        path = Trajectory(
-            torch.stack(frames).to(torch.int32).cpu(), tuple(times), process.special_ids
-        )
+        path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
     return Sample(z, nfe.cpu(), head_rows, path)
 
 
@@ -166,9 +177,9 @@ def _thinned_step(
     needs_head = plan.needs_head
     rows: tuple[Tensor, ...]
     evaluated = needs_head.any(1)
-    if z.is_cuda:
+    if z.is_cuda and leg.gain * run.n_free > _SURELY_BUSY:
         # Counting the rows would make the device wait for the host; let the count travel back while
-        # the trunk runs. In return every sequence goes through the trunk.
+        # the trunk runs. Every sequence goes through the trunk, as it would have anyway.
         count = _CountOnItsWay(needs_head)
         evaluated = torch.ones_like(evaluated)
         hidden = _run_trunk(run.denoiser, leg, z, label).flatten(0, 1)
@@ -179,7 +190,7 @@ def _thinned_step(
         rows = needs_head.nonzero(as_tuple=True)
         active = evaluated.nonzero()[:, 0]
         if not len(active):
-            nothing = torch.empty(0, dtype=torch.int64)
+            nothing = torch.empty(0, dtype=torch.int64, device=z.device)
             z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
             return z, evaluated, 0
         active_label = None if label is None else label[active]
@@ -201,7 +212,7 @@ class _CountOnItsWay:
         self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
         self._count.copy_(mask.sum(), non_blocking=True)
         self._done = torch.cuda.Event()
-        self._done.record()
+        self._done.record(torch.cuda.current_stream(mask.device))
 
     def arrived(self) -> int:
         self._done.synchronize()

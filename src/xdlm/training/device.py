@@ -18,8 +18,12 @@ def pick_device(name: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise UserError(f"unknown device '{name}'; use auto, cpu or cuda")
     device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device here; use --device cpu")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("no CUDA device here; use --device cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(f"no device '{name}': there are {torch.cuda.device_count()} GPUs here")
+        torch.cuda.set_device(device)  # kernels launch on the current device
     return device
 
 
@@ -36,8 +40,12 @@ def describe(device: torch.device) -> str:
 
 @contextmanager
 def sound_attention() -> Iterator[None]:
-    """Attention without cuDNN's kernels, whose gradients are NaN for some shapes on Hopper GPUs with
-    torch 2.11 to 2.13 (pytorch issue 196678); without gradients they are right, and faster."""
+    """Attention without cuDNN's kernels, for training.
+
+    A compiled run on an H200 (torch 2.11) went NaN where the same run uncompiled did not. The cause
+    has not been pinned down; NaN gradients of cuDNN's attention on Hopper GPUs are reported for several
+    shapes (pytorch issue 196678 among others), and without gradients its kernels are right.
+    """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:

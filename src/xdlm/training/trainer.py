@@ -93,7 +93,7 @@ class Trainer:
             self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
             config.loss.kept_rows, config.model.label_dropout, config.train.compile,
         )  # fmt: skip
-        self.data_hash = hashlib.sha256(rows.rows.tobytes()).hexdigest()
+        self.data_hash = hashlib.sha256(np.ascontiguousarray(rows.rows).data).hexdigest()
         self.order = ShuffledOrder(len(rows), config.train.seed)
         self.step = 0
         # Sums since the last line of the log: loss, bound, number of steps. Saved with the state, so
@@ -212,8 +212,11 @@ class Trainer:
         self.model.eval()
         with self.ema.applied(self.model):
             nats, stderr = self.validate(self)
-        log.record(step=self.step, val_nats=nats, val_stderr=stderr, val_ppl=math.exp(nats))
-        log.say(f"step {self.step}: validation perplexity {math.exp(nats):.2f} (averaged weights)")
+        if not math.isfinite(nats):
+            raise UserError(f"the validation bound is {nats} at step {self.step}; lower optim.lr")
+        ppl = math.exp(min(nats, 700.0))
+        log.record(step=self.step, val_nats=nats, val_stderr=stderr, val_ppl=ppl)
+        log.say(f"step {self.step}: validation perplexity {ppl:.2f} (averaged weights)")
 
     # -- state -----------------------------------------------------------------------------------
 
