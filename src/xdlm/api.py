@@ -1,11 +1,13 @@
 """A trained model as one object: sample, fill in, measure.
 
-from xdlm import load
+For example:
 
-model = load("pocket")
-print(model.sample(1, steps=32, seed=0).text[0])
-print(model.infill("The <mask:12> sat on the mat.").text[0])
-print(model.perplexity(["It was a dark night."]).value)
+    from xdlm import load
+
+    model = load("pocket")
+    print(model.sample(1, steps=32, seed=0).text[0])
+    print(model.infill("The <mask:12> sat on the mat.").text[0])
+    print(model.perplexity(["It was a dark night."]).value)
 """
 
 from __future__ import annotations

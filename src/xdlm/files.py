@@ -36,6 +36,15 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             raise
 
 
+def remove_folder(folder: Path) -> None:
+    """Take a folder away at once, then delete it: a kill leaves a hidden rest, never half a folder."""
+    doomed = folder.with_name(f".{folder.name}.removed")
+    with explained(folder):
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
 def write_atomic(target: Path, content: str | bytes) -> None:
     """Replace a file's content all at once. A device or a pipe is written to as it is."""
     data = content.encode() if isinstance(content, str) else content

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from xdlm.errors import UserError
 from xdlm.structs import Bridge, Coefs, TokenValues, Vocab, align, batch_times
 
 
@@ -46,6 +47,12 @@ class NoiseProcess(ABC):
     @abstractmethod
     def terminal(self, like: Tensor | float) -> Coefs:
         """Pure noise, alpha = 0: what a sampler starts from. Shaped and placed as `like`."""
+
+    def check_logits(self, logits: Tensor) -> None:
+        if logits.shape[-1] != self.vocab.size:
+            raise UserError(
+                f"logits are over {logits.shape[-1]} tokens, the vocabulary has {self.vocab.size}"
+            )
 
     # -- forward ---------------------------------------------------------------------------------
 

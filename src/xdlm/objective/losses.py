@@ -29,7 +29,7 @@ def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor
     Averaged over t ~ U(0, 1) and z ~ q_t(. | x) it bounds -log p(x). `logits` [B, L, N] may hold
     anything at special tokens; `t` is [B] or a number.
     """
-    _check(process, logits)
+    process.check_logits(logits)
     # GIDD's rates are infinite at t = 1, where its loss has a limit: take it from just before.
     coefs = process.coefs(batch_times(t, x).clamp_max(process.time_range[1]))
     stats = stats_of_logits(logits, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids)
@@ -78,7 +78,7 @@ def step_kl_between(
     process: NoiseProcess, at_s: Coefs, at_t: Coefs, logits: Tensor, x: Tensor, z: Tensor
 ) -> Tensor:
     """`step_kl` between given coefficients; `at_t` may be the terminal ones."""
-    _check(process, logits)
+    process.check_logits(logits)
     stats = stats_of_logits(logits, x, z, row_log_c(process, at_s, x), mask_id=process.special_ids)
     return step_kl_of_stats(process, at_s, at_t, stats, x, z)
 
@@ -112,10 +112,3 @@ def row_log_c(process: NoiseProcess, coefs: Coefs, x: Tensor) -> Tensor | None:
     if not process.has_uniform_noise:
         return None
     return align(coefs.log_c, x).expand(x.shape)
-
-
-def _check(process: NoiseProcess, logits: Tensor) -> None:
-    if logits.shape[-1] != process.vocab.size:
-        raise UserError(
-            f"logits are over {logits.shape[-1]} tokens, the vocabulary has {process.vocab.size}"
-        )

@@ -33,8 +33,8 @@ class TritonBlock:
         at special tokens. A product with aligned rows runs three times as fast, and kernels that read
         whole vectors need no other test of what counts."""
         padding = -head.size % _ALIGN
-        bias = head.weight.new_zeros(head.size) if head.bias is None else head.bias.detach()
-        bias = F.pad(bias, (0, padding), value=-torch.inf)
+        bias = head.weight.new_full((head.size + padding,), -torch.inf)
+        bias[: head.size] = 0.0 if head.bias is None else head.bias.detach()
         if head.special:
             bias[list(head.special)] = -torch.inf
         weight = F.pad(head.weight, (0, 0, 0, padding)) if padding else head.weight

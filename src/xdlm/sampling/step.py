@@ -19,7 +19,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError
 from xdlm.noise import NoiseProcess
 from xdlm.ops import categorical, draw_and_weigh, forbid
 from xdlm.structs import Coefs, align, batch_times, is_special
@@ -82,10 +81,7 @@ def ancestral_step(
         torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)
         for _ in range(4)
     ))  # fmt: skip
-    if logits.shape[-1] != process.vocab.size:
-        raise UserError(
-            f"logits are over {logits.shape[-1]} tokens, the vocabulary has {process.vocab.size}"
-        )
+    process.check_logits(logits)
     at_s, at_t = (process.coefs(batch_times(time, z)) for time in (s, t))
     plan = plan_step(process, at_s, at_t, z, uniforms.branch, None)
     rows = plan.needs_head.nonzero(as_tuple=True)
@@ -127,6 +123,7 @@ def dense_step(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The slow twin of `ancestral_step`: builds the whole posterior and draws from it."""
+    process.check_logits(logits)
     probs = forbid(logits, process.special_ids).double().softmax(-1)
     posterior = process.posterior(probs, z, s, t)
     u = torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from xdlm.config import RunConfig, dump_config, parse_config
 from xdlm.errors import UserError
-from xdlm.files import atomic_folder, sha256_of
+from xdlm.files import atomic_folder, remove_folder, sha256_of
 from xdlm.tokens import TextTokenizer
 
 FORMAT = 1
@@ -144,7 +143,7 @@ def run_checkpoints(run: Path) -> list[Path]:
 def clear_run(run: Path) -> None:
     """Remove what an earlier run left in a folder: its checkpoints and its log, nothing else."""
     for folder in run_checkpoints(run):
-        shutil.rmtree(folder)
+        remove_folder(folder)
     (run / "log.jsonl").unlink(missing_ok=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import shutil
 import signal
 import threading
 import time
@@ -21,7 +20,7 @@ from rich.console import Console
 from xdlm.config import RunConfig
 from xdlm.data import Rows, ShuffledOrder
 from xdlm.errors import UserError
-from xdlm.files import check_writable
+from xdlm.files import check_writable, remove_folder
 from xdlm.models import build_denoiser
 from xdlm.objective import WEIGHTINGS
 from xdlm.ops.rows import fused_obstacle, resolve_impl
@@ -240,7 +239,7 @@ class Trainer:
             },
         )
         for old in run_checkpoints(self.out)[: -self.config.train.keep]:
-            shutil.rmtree(old)
+            remove_folder(old)
 
     def _check_finite(self) -> None:
         """A run that has diverged must not push good checkpoints out."""
