@@ -118,9 +118,9 @@ class LossConfig:
     """elbo, or GIDD's clipped or dynamic weights."""
     impl: Literal["auto", "eager", "chunked", "fused"] = "auto"
     """How the head and the sums over the vocabulary are computed."""
-    kept_rows: float = 0.1
-    """Share of unchanged tokens (z = x) that the loss looks at, weighed up by its inverse: unbiased,
-    and such rows carry almost no weight. 1 looks at all."""
+    kept_rows: float = 0.02
+    """Share of unchanged tokens (z = x) that the loss looks at, at least: each with the probability
+    that it is noise, or this if it is more, and weighed up by the inverse. 1 looks at all."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:

@@ -130,6 +130,13 @@ class Coefs:
         return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
 
 
+    def to(self, device: torch.device) -> Coefs:
+        def move(value: Tensor) -> Tensor:
+            return value.to(device)
+
+        return Coefs(move(self.alpha), self.b.map(move), move(self.d_alpha), self.d_b.map(move))
+
+
 class Bridge(NamedTuple):
     """`q(z_t | z_s) = alpha [z_t = z_s] + b(z_t)` between two times s < t."""
 

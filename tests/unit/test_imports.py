@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "noise": BASE,
     "ops": BASE,
     "objective": BASE | {"noise", "ops"},
-    "models": BASE,
+    "models": BASE | {"ops"},
     "tokens": {"errors"},
     "data": {"errors", "tokens"},
     "sampling": MATH | {"models"},

@@ -68,9 +68,10 @@ for impl in ("eager", "fused"):
 for ours, theirs in zip(found, expected, strict=True):
     torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
 sample, position = torch.arange(9)[:, None] + (1 << 33), torch.arange(70)[None]
-here = uniform(2**40 + 5, Stream.NOISE, sample, position, 7)
-words = (position, sample & 0xFFFFFFFF, torch.tensor(7), torch.tensor(2 | int(Stream.NOISE) << 24))
-assert torch.equal(here, fused_uniform((5, 256), words))
+for one, other in [(sample, position), (sample[:, 0], sample[:, 0] % 7), (sample[0, 0], position[0, 3]),
+                   (position.expand(9, 70).T, sample.T % 5 + position.T), (sample[:, :, None], position)]:
+    here = uniform(2**40 + 5, Stream.NOISE, one, other, 7)
+    assert torch.equal(here, fused_uniform(2**40 + 5, int(Stream.NOISE), one, other, 7))
 print("equal")
 """
 

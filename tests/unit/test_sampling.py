@@ -21,7 +21,7 @@ from xdlm.sampling import (
     sample,
     time_grid,
 )
-from xdlm.sampling.ancestral import _compact
+from xdlm.ops.gather import _compact
 
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 

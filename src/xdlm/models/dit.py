@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,10 @@ from torch.nn import functional as F
 
 from xdlm.errors import UserError
 from xdlm.models.contract import Denoiser
+from xdlm.ops.device import has_triton
+
+#: Cosine and sine [length, head_width/2] of every position's angles.
+Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class DiT(Denoiser):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
         self._fill_table(1024)
+        self.kernels = True  # Triton kernels where they can run; False keeps to plain torch
 
     def _fill_table(self, length: int) -> None:
         """Angles for positions up to `length`, kept in float32 whatever the weights are: computed
@@ -109,11 +115,12 @@ class DiT(Denoiser):
         if length > len(self._table[0]):
             self._fill_table(2 * length)
         angles = (self._table[0][:length], self._table[1][:length])
-        h = self.embed(z)
+        h, branch = self.embed(z), None
+        fused = self.kernels and kernels_can_run(h)
         for block in self.blocks:
-            h = block(h, cond, angles)
-        h, _ = self.final_norm(h, cond)
-        return h
+            h, branch = block(h, branch, cond, angles, fused)
+        _, normed, _ = self.final_norm(h, branch, cond, fused)
+        return normed
 
     def _condition(self, t: Tensor, label: Tensor | None) -> Tensor:
         """The conditioning vector, [B, cond_width], or [1, cond_width] when nothing varies."""
@@ -131,6 +138,16 @@ class DiT(Denoiser):
         return cond + self.label_embed(torch.where(label < 0, self.config.n_classes, label))
 
 
+class Branch(NamedTuple):
+    """What a block has yet to add to the stream: `gate * dropout(value + bias)`. The sum is left to the
+    norm that reads it, since one kernel does both."""
+
+    value: Tensor
+    bias: Tensor | None
+    gate: Tensor
+    dropout: float
+
+
 class Block(nn.Module):
     """Attention and MLP, each normed, modulated, gated and added back."""
 
@@ -145,31 +162,36 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(width, inner)
         self.mlp_out = nn.Linear(inner, width)
 
-    def forward(self, h: Tensor, cond: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        normed, gate = self.attn_norm(h, cond)
-        h = h + gate * self._drop(self._attend(normed, angles))
-        normed, gate = self.mlp_norm(h, cond)
-        return h + gate * self._drop(self.mlp_out(gelu_of(self.mlp_in, normed)))
+    def forward(
+        self, h: Tensor, branch: Branch | None, cond: Tensor, angles: Angles, fused: bool
+    ) -> tuple[Tensor, Branch]:
+        """The stream before the MLP's output is added to it, and that output."""
+        dropout = self.dropout if self.training else 0.0
+        h, normed, gate = self.attn_norm(h, branch, cond, fused)
+        attended = self.attn_out(self._attend(normed, angles, fused))
+        h, normed, gate_of_mlp = self.mlp_norm(
+            h, Branch(attended, None, gate, dropout), cond, fused
+        )
+        return h, Branch(self._mlp(normed, fused), self.mlp_out.bias, gate_of_mlp, dropout)
 
-    def _attend(self, h: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        batch, length, width = h.shape
-        qkv = self.qkv(h).view(batch, length, 3, self.heads, width // self.heads)
-        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-        attended = F.scaled_dot_product_attention(rotate(q, angles), rotate(k, angles), v)
-        return self.attn_out(attended.transpose(1, 2).reshape(batch, length, width))
+    def _attend(self, h: Tensor, angles: Angles, fused: bool) -> Tensor:
+        if fused:
+            from xdlm.ops.fused_rotary import fused_qkv
 
-    def _drop(self, h: Tensor) -> Tensor:
-        return F.dropout(h, self.dropout, self.training)
+            q, k, v = fused_qkv(h, self.qkv.weight, *angles, self.heads)
+        else:
+            qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
+            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+            q, k = rotate(q, angles), rotate(k, angles)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
+    def _mlp(self, h: Tensor, fused: bool) -> Tensor:
+        """Without the last bias."""
+        if fused:
+            from xdlm.ops.fused_mlp import fused_mlp
 
-def gelu_of(linear: nn.Linear, h: Tensor) -> Tensor:
-    """tanh-GELU of a linear layer. On a GPU, where no gradient is asked for, the matrix product
-    applies bias and GELU itself, which saves writing and reading its result once."""
-    if h.is_cuda and not torch.is_grad_enabled():
-        flat = h.reshape(-1, h.shape[-1])
-        fused = torch._addmm_activation(linear.bias, flat, linear.weight.T, use_gelu=True)
-        return fused.view(*h.shape[:-1], -1)
-    return F.gelu(linear(h), approximate="tanh")
+            return fused_mlp(h, self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight)
+        return F.linear(F.gelu(self.mlp_in(h), approximate="tanh"), self.mlp_out.weight)
 
 
 class AdaptiveNorm(nn.Module):
@@ -183,11 +205,32 @@ class AdaptiveNorm(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, h: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """The modulated input, and the gate for the branch that it feeds (0 if not gated)."""
-        parts = self.modulation(cond)[:, None].chunk(3 if self.gated else 2, dim=-1)
+    def forward(
+        self, h: Tensor, branch: Branch | None, cond: Tensor, fused: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The stream with the branch added, its modulated norm, and the gate for what that feeds (not
+        to be used if there is none)."""
+        parts = self.modulation(cond).chunk(3 if self.gated else 2, dim=-1)
         shift, scale = parts[:2]
-        return self.norm(h) * (1 + scale) + shift, parts[-1]
+        if fused:
+            from xdlm.ops.fused_norm import fused_adaptive_norm
+
+            value, bias, gate, dropout = branch or (None, None, None, 0.0)
+            h, normed = fused_adaptive_norm(
+                h, self.norm.weight, scale, shift,
+                branch=value, bias=bias, gate=gate, dropout=dropout,
+            )  # fmt: skip
+            return h, normed, parts[-1]
+        if branch is not None:
+            value = branch.value if branch.bias is None else branch.value + branch.bias
+            h = h + branch.gate[:, None] * F.dropout(value, branch.dropout)
+        return h, self.norm(h) * (1 + scale[:, None]) + shift[:, None], parts[-1]
+
+
+def kernels_can_run(h: Tensor) -> bool:
+    """Whether the Triton kernels can do the trunk's small steps. A compiler makes its own."""
+    known = h.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return h.is_cuda and known and has_triton() and not torch.compiler.is_compiling()
 
 
 class TimeEmbedding(nn.Module):
@@ -211,7 +254,7 @@ class TimeEmbedding(nn.Module):
 
 def rotary_angles(
     length: int, head_width: int, device: torch.device, base: float = 10_000.0
-) -> tuple[Tensor, Tensor]:
+) -> Angles:
     """Cosine and sine [length, head_width/2] of position x frequency."""
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
     position = torch.arange(length, device=device, dtype=torch.float32)
@@ -219,7 +262,7 @@ def rotary_angles(
     return angle.cos(), angle.sin()
 
 
-def rotate(h: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(h: Tensor, angles: Angles) -> Tensor:
     """Turn feature pairs (i, i + half) of `h` [..., length, head_width] by their angles."""
     cos, sin = angles
     first, second = h.to(torch.promote_types(h.dtype, torch.float32)).chunk(2, dim=-1)

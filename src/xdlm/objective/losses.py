@@ -18,6 +18,7 @@ from xdlm.objective.divergence import (
 )
 from xdlm.objective.weighting import Weighting, elbo_weight
 from xdlm.ops import stats_of_logits
+from xdlm.ops.device import has_triton
 from xdlm.structs import Coefs, RowStats, align, batch_times
 
 
@@ -49,6 +50,10 @@ def nelbo_with_gradient(
     coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, weight: Tensor
 ) -> tuple[Tensor, RowStats]:
     """Losses of rows under given weights, float64, and their derivatives by each statistic."""
+    if z.is_cuda and has_triton():
+        from xdlm.objective.fused_rates import fused_nelbo_with_gradient
+
+        return fused_nelbo_with_gradient(coefs, stats, x, z, weight)
     where = weight > 0
     losses = weight * rate_divergence(coefs, stats, x, z, where)
     gradient = rate_divergence_gradient(coefs, stats, x, z, where)

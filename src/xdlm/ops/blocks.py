@@ -121,7 +121,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     if left.dtype == total.dtype:
         return total.addmm_(left, right)
     if left.is_cuda:
-        return torch.addmm(total, left, right, out_dtype=total.dtype)
+        return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     return total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 

@@ -38,6 +38,10 @@ def uniform(seed: int, stream: Stream, sample: Tensor, position: Tensor, step: i
 
     `sample` and `position` are int64 indices below 2^56 and 2^32; they may live on any device.
     """
+    if sample.is_cuda and has_triton():
+        from xdlm.ops.fused_counter import fused_uniform
+
+        return fused_uniform(seed, int(stream), sample, position, step)
     sample, position = torch.broadcast_tensors(sample, position)
     counter = (
         position & _WORD,
@@ -46,10 +50,6 @@ def uniform(seed: int, stream: Stream, sample: Tensor, position: Tensor, step: i
         ((sample >> 32) & 0xFFFFFF) | (int(stream) << 24),
     )
     key = (seed & _WORD, (seed >> 32) & _WORD)
-    if sample.is_cuda and has_triton():
-        from xdlm.ops.fused_counter import fused_uniform
-
-        return fused_uniform(key, counter)
     high, low, _, _ = philox(counter, key)
     bits = ((high << 21) | (low >> 11)) & ((1 << 53) - 1)
     return bits.to(torch.float64) * 2.0**-53

@@ -18,7 +18,7 @@ from xdlm.ops.blocks import Block, Head
 from xdlm.ops.rows import head_logits
 from xdlm.structs import HeadRows, RowStats
 
-_BLOCK = 4096
+_BLOCK = 2048
 _WARPS = 8
 _ALIGN = 128
 
@@ -140,12 +140,16 @@ def _stats_kernel(
     spread = tl.zeros((BLOCK,), tl.float32)
     if HAS_SUM:
         c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / total_mass
-        for start in range(0, width, BLOCK):
-            value = load_logits(row_ptr, bias_ptr, start + lanes, width)
-            u = c * _exp(value - highest)
-            total += _log1p(u)
+        # Two tokens at a time: (1 + u)(1 + v) - 1 = both, so one logarithm and one division do for two.
+        for start in range(0, width, 2 * BLOCK):
+            first = load_logits(row_ptr, bias_ptr, start + lanes, width)
+            second = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
+            u, v = c * _exp(first - highest), c * _exp(second - highest)
+            product = u * v
+            both = u + v + product
+            total += _log1p(both)
             if NEED_SPREAD:
-                spread += u / (1 + u)
+                spread += (both + product) / (1 + both)
     tl.store(total_ptr + row, tl.sum(total, 0))
     tl.store(spread_ptr + row, tl.sum(spread, 0))
 

@@ -7,25 +7,48 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_BLOCK = 1024
 
-def fused_uniform(key: tuple[int, int], counter: tuple[Tensor, ...]) -> Tensor:
-    """Float64 in [0, 1) from four int64 tensors of 32-bit words, broadcast together."""
-    words = [word.contiguous() for word in torch.broadcast_tensors(*counter)]
-    out = torch.empty(words[0].shape, dtype=torch.float64, device=words[0].device)
-    n = out.numel()
-    if n:
-        _uniform_kernel[(triton.cdiv(n, 1024),)](*words, out, *key, n, BLOCK=1024)
+
+def fused_uniform(seed: int, stream: int, sample: Tensor, position: Tensor, step: int) -> Tensor:
+    """As `counter.uniform`, for indices that broadcast to at most two dimensions, or any number of
+    them if they are equal in shape."""
+    sample, position = torch.broadcast_tensors(sample, position)
+    out = torch.empty(sample.shape, dtype=torch.float64, device=sample.device)
+    if sample.ndim > 2:
+        sample, position = sample.flatten(), position.flatten()
+    rows, columns = sample.shape if sample.ndim == 2 else (1, sample.numel())
+    strides = [
+        stride
+        for index in (sample, position)
+        for stride in (index.stride() if index.ndim == 2 else (0, *index.stride()))
+    ]
+    if out.numel():
+        grid = (triton.cdiv(columns, _BLOCK), rows)
+        _uniform_kernel[grid](
+            sample, position, out, *(strides if sample.ndim else (0, 0, 0, 0)), columns,
+            step & 0xFFFFFFFF, stream << 24, seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF,
+            BLOCK=_BLOCK,
+        )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["key0", "key1", "n"])
-def _uniform_kernel(c0_ptr, c1_ptr, c2_ptr, c3_ptr, out_ptr, key0, key1, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    c0 = tl.load(c0_ptr + at, mask=inside, other=0).to(tl.uint32)
-    c1 = tl.load(c1_ptr + at, mask=inside, other=0).to(tl.uint32)
-    c2 = tl.load(c2_ptr + at, mask=inside, other=0).to(tl.uint32)
-    c3 = tl.load(c3_ptr + at, mask=inside, other=0).to(tl.uint32)
+@triton.jit(do_not_specialize=["columns", "step", "stream", "key0", "key1"])
+def _uniform_kernel(
+    sample_ptr, position_ptr, out_ptr, sample_row, sample_column, position_row, position_column,
+    columns, step, stream, key0, key1, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    sample = tl.load(sample_ptr + row * sample_row + column * sample_column, mask=inside, other=0)
+    position = tl.load(
+        position_ptr + row * position_row + column * position_column, mask=inside, other=0
+    )
+    c0 = position.to(tl.uint32)
+    c1 = sample.to(tl.uint32)
+    c2 = tl.zeros((BLOCK,), tl.uint32) + step.to(tl.uint32)
+    c3 = ((sample >> 32) & 0xFFFFFF).to(tl.uint32) | stream.to(tl.uint32)
     k0 = key0.to(tl.uint32)
     k1 = key1.to(tl.uint32)
     for _ in tl.static_range(10):
@@ -40,4 +63,5 @@ def _uniform_kernel(c0_ptr, c1_ptr, c2_ptr, c3_ptr, out_ptr, key0, key1, n, BLOC
         k0 = (k0.to(tl.uint64) + 0x9E3779B9).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
     bits = (c0.to(tl.uint64) << 21) | (c1.to(tl.uint64) >> 11)
+    at = row * columns + column
     tl.store(out_ptr + at, bits.to(tl.float64) * 1.1102230246251565e-16, mask=inside)

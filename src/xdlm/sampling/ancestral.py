@@ -19,6 +19,7 @@ from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, categorical, forbid, uniform
+from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
@@ -88,15 +89,20 @@ class Sample:
 
 
 def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
-    """`steps` equal legs from pure noise at t = 1 down to t_min, then the one to the data."""
+    """`steps` equal legs from pure noise at t = 1 down to t_min, then the one to the data.
+
+    All coefficients are computed at once on the CPU and moved to the device of `like` [B] together.
+    """
     t_min = process.time_range[0]
     marks = [1 + (t_min - 1) * i / steps for i in range(steps + 1)] + [0.0]
-    zero = torch.zeros_like(like, dtype=torch.float64)
-    at_t, alpha_t = process.terminal(zero), 0.0
+    later = process.coefs(torch.tensor(marks[1:], dtype=torch.float64))
+    alphas = [0.0, *later.alpha.tolist()]
+    later = later.to(like.device)
+    at_t = process.terminal(torch.zeros_like(like, dtype=torch.float64))
     for i, (t, s) in enumerate(pairwise(marks)):
-        at_s, alpha_s = process.coefs(zero + s), float(process.coefs(s).alpha)
-        yield Leg(at_t, at_s, t, s, gain=alpha_s - alpha_t, last=i == steps)
-        at_t, alpha_t = at_s, alpha_s
+        at_s = later.index(torch.full_like(like, i, dtype=torch.int64))
+        yield Leg(at_t, at_s, t, s, gain=alphas[i + 1] - alphas[i], last=i == steps)
+        at_t = at_s
 
 
 @torch.no_grad()
@@ -180,12 +186,11 @@ def _thinned_step(
     if z.is_cuda and leg.gain * run.n_free > _SURELY_BUSY:
         # Counting the rows would make the device wait for the host; let the count travel back while
         # the trunk runs. Every sequence goes through the trunk, as it would have anyway.
-        count = _CountOnItsWay(needs_head)
+        picked = PickedRows(needs_head)
         evaluated = torch.ones_like(evaluated)
         hidden = _run_trunk(run.denoiser, leg, z, label).flatten(0, 1)
-        flat = _compact(needs_head.flatten())[: count.arrived()]
-        rows = (flat // z.shape[1], flat % z.shape[1])
-        hidden = hidden[flat]
+        rows = (picked.flat // z.shape[1], picked.flat % z.shape[1])
+        hidden = hidden[picked.flat]
     else:
         rows = needs_head.nonzero(as_tuple=True)
         active = evaluated.nonzero()[:, 0]
@@ -203,28 +208,6 @@ def _thinned_step(
 
 def _run_trunk(denoiser: Denoiser, leg: Leg, z: Tensor, label: Tensor | None) -> Tensor:
     return denoiser.trunk(z, torch.full(z.shape[:1], leg.t, device=z.device), label)
-
-
-class _CountOnItsWay:
-    """The number of True in a mask, copied to the host without stopping either side."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
-        self._count.copy_(mask.sum(), non_blocking=True)
-        self._done = torch.cuda.Event()
-        self._done.record(torch.cuda.current_stream(mask.device))
-
-    def arrived(self) -> int:
-        self._done.synchronize()
-        return int(self._count)
-
-
-def _compact(mask: Tensor) -> Tensor:
-    """The places where a flat mask is True come first, in order; what follows them is arbitrary."""
-    place = torch.arange(len(mask), device=mask.device)
-    rank = mask.cumsum(0) - 1
-    target = torch.where(mask, rank, len(mask))
-    return place.new_zeros(len(mask) + 1).scatter_(0, target, place)
 
 
 def _dense_step(

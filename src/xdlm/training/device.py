@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
 from xdlm.errors import UserError
+from xdlm.models import Denoiser
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,17 +37,12 @@ def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-@contextmanager
-def sound_attention() -> Iterator[None]:
-    """Attention without cuDNN's kernels, for training.
+def compile_trunk(denoiser: Denoiser) -> None:
+    """Run the trunk through torch.compile from now on.
 
-    A compiled run on an H200 (torch 2.11) went NaN where the same run uncompiled did not. The cause
-    has not been pinned down; NaN gradients of cuDNN's attention on Hopper GPUs are reported for several
-    shapes (pytorch issue 196678 among others), and without gradients its kernels are right.
+    Without one of the compiler's fusions: since torch 2.10 it gives wrong gradients to norms that are
+    modulated as a DiT's are, garbage that soon turns into NaN (pytorch issue 193061).
     """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
+    denoiser.trunk = torch.compile(  # type: ignore[method-assign]
+        denoiser.trunk, options={"triton.mix_order_reduction": False}
+    )

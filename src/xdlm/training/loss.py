@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,10 +19,9 @@ from xdlm.objective import (
     stratified_times,
 )
 from xdlm.ops import Stream, row_loss, row_stats, uniform
+from xdlm.ops.gather import PickedRows, take_rows
 from xdlm.ops.rows import Impl
-from xdlm.structs import Batch, Coefs, HeadRows, RowStats
-
-RowLosses = Callable[[Coefs, RowStats, Tensor, Tensor, Tensor], tuple[Tensor, RowStats]]
+from xdlm.structs import Batch, Coefs, HeadRows, RowStats, align
 
 
 class LossSums(NamedTuple):
@@ -45,7 +42,6 @@ class DiffusionLoss:
     impl: Impl = "auto"
     kept_rows: float = 1.0
     label_dropout: float = 0.0
-    compiled: bool = False
 
     def __call__(
         self, denoiser: Denoiser, batch: Batch, *, seed: int, step: int, global_batch: int
@@ -61,18 +57,21 @@ class DiffusionLoss:
             coefs, x, uniform(seed, Stream.CORRUPT, index[:, None], position)
         )
         label = self._drop_labels(batch.label, index, seed)
-        hidden = denoiser.trunk(z, t.float(), label)
         weight = self.weighting(coefs, x, z)
-        rows, scale = self._rows_that_matter(weight > 0, x == z, index, position, seed)
-        scale = scale * (high - low)
-        at_rows = coefs.index(rows[0])
+        chance = self._chance(coefs, weight, x, z)
+        picked = PickedRows(self._pick(chance, index, position, seed))
+        hidden = denoiser.trunk(z, t.float(), label).flatten(0, 1)
+        rows = picked.flat
+        at_rows = coefs.index(rows // x.shape[1])
+        x, z = x.flatten()[rows], z.flatten()[rows]
+        scale = (high - low) / chance.flatten()[rows]
         head_rows = HeadRows(
-            hidden[rows], denoiser.head_weight, denoiser.head_bias, x[rows], z[rows],
-            row_log_c(self.process, at_rows, x[rows]),
+            take_rows(hidden, rows), denoiser.head_weight, denoiser.head_bias, x, z,
+            row_log_c(self.process, at_rows, x),
         )  # fmt: skip
         if self.impl == "eager":
             return self._by_autograd(at_rows, head_rows, scale)
-        return self._in_one_sweep(at_rows, head_rows, weight[rows] * scale, scale)
+        return self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows] * scale, scale)
 
     def _in_one_sweep(
         self, coefs: Coefs, rows: HeadRows, weight: Tensor, scale: Tensor
@@ -80,13 +79,12 @@ class DiffusionLoss:
         """Loss and gradient block by block; the bound is added up on the side."""
         elbo = torch.zeros((), dtype=torch.float64, device=rows.x.device)
         same = self.weighting is elbo_weight
-        row_losses = _compiled_nelbo() if self.compiled else nelbo_with_gradient
 
         def losses(stats: RowStats, part: slice) -> tuple[Tensor, RowStats]:
             at, x, z = coefs.index(part), rows.x[part], rows.z[part]
             if not same:
                 elbo.add_((nelbo_of_stats(at, stats, x, z).double() * scale[part]).sum())
-            return row_losses(at, stats, x, z, weight[part])
+            return nelbo_with_gradient(at, stats, x, z, weight[part])
 
         loss = row_loss(rows, losses, mask_id=self.process.special_ids, impl=self.impl)
         return LossSums(loss, loss.detach() if same else elbo)
@@ -98,25 +96,27 @@ class DiffusionLoss:
         elbo = nelbo_of_stats(coefs, stats, rows.x, rows.z).detach()
         return LossSums((losses.double() * scale).sum(), (elbo.double() * scale).sum())
 
-    def _rows_that_matter(
-        self, matters: Tensor, kept: Tensor, index: Tensor, position: Tensor, seed: int
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Rows of non-zero weight, unchanged tokens thinned; and what each then counts for."""
-        if self.kept_rows < 1 and self.process.has_uniform_noise:
-            u = uniform(seed, Stream.ROW_THINNING, index[:, None], position)
-            matters = matters & (~kept | (u < self.kept_rows))
-        rows = matters.nonzero(as_tuple=True)
-        scale = torch.where(kept[rows], 1 / self.kept_rows, 1.0).double()
-        return (rows[0], rows[1]), scale
+    def _chance(self, coefs: Coefs, weight: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        """The probability of looking at each position: 0 where it has no weight, 1 where it changed.
+
+        An unchanged token counts for as much as the probability that it is noise after all,
+        `b(z)/f(x, z)`, which for all but the last times is tiny; so it is looked at with that
+        probability, or `kept_rows` if that is more, and counts for the inverse.
+        """
+        chance = torch.where(weight > 0, 1.0, 0.0).double()
+        if self.kept_rows == 1 or not self.process.has_uniform_noise:
+            return chance
+        noise = coefs.b.at(z)
+        by_noise = (noise / (align(coefs.alpha, z) + noise)).clamp(self.kept_rows, 1.0)
+        return torch.where(z == x, by_noise, 1.0) * chance
+
+    def _pick(self, chance: Tensor, index: Tensor, position: Tensor, seed: int) -> Tensor:
+        if self.kept_rows == 1 or not self.process.has_uniform_noise:
+            return chance > 0
+        return uniform(seed, Stream.ROW_THINNING, index[:, None], position) < chance
 
     def _drop_labels(self, label: Tensor | None, index: Tensor, seed: int) -> Tensor | None:
         if label is None or self.label_dropout == 0:
             return label
         u = uniform(seed, Stream.LABEL_DROPOUT, index, torch.zeros_like(index))
         return torch.where(u < self.label_dropout, -1, label)
-
-
-@cache
-def _compiled_nelbo() -> RowLosses:
-    """The scalar arithmetic of a block of rows in one kernel instead of sixty."""
-    return torch.compile(nelbo_with_gradient, dynamic=True)

@@ -38,7 +38,7 @@ from xdlm.training.checkpoint import (
     run_checkpoints,
     save_checkpoint,
 )
-from xdlm.training.device import describe, pick_device, pick_precision, sound_attention
+from xdlm.training.device import compile_trunk, describe, pick_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.loss import DiffusionLoss
 from xdlm.training.optimizer import (
@@ -90,7 +90,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loss = DiffusionLoss(
             self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
-            config.loss.kept_rows, config.model.label_dropout, config.train.compile,
+            config.loss.kept_rows, config.model.label_dropout,
         )  # fmt: skip
         self.data_hash = hashlib.sha256(np.ascontiguousarray(rows.rows).data).hexdigest()
         self.order = ShuffledOrder(len(rows), config.train.seed)
@@ -100,8 +100,7 @@ class Trainer:
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
         if config.train.compile:
-            running = self.working.model
-            running.trunk = torch.compile(running.trunk)  # type: ignore[method-assign]
+            compile_trunk(self.working.model)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -117,7 +116,6 @@ class Trainer:
         with (
             RunLog(self.out, total=config.steps, start=self.step, console=self.console) as log,
             _interruptible() as interrupted,
-            sound_attention(),
         ):
             log.say(
                 f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "

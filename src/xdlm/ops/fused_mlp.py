@@ -1,0 +1,103 @@
+"""The two products of a transformer's MLP with a bias and a GELU between them, for a GPU.
+
+Bias and GELU are one Triton kernel; so are their backward passes, which also add up the bias's gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS, _COLUMNS, _CHUNK = 8, 256, 64
+
+
+def fused_mlp(h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor) -> Tensor:
+    """`gelu(h W_in^T + b) W_out^T` for `h` [..., W], with the tanh form of GELU."""
+    if not torch.is_grad_enabled():
+        # The product's own epilogue applies bias and GELU: nothing is written twice.
+        flat = h.reshape(-1, h.shape[-1])
+        inner = torch._addmm_activation(bias_in, flat, weight_in.T, use_gelu=True)
+        return torch.mm(inner, weight_out.T).view_as(h)
+    return _Mlp.apply(h, weight_in, bias_in, weight_out)
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor
+    ) -> Tensor:
+        flat = h.reshape(-1, h.shape[-1])
+        before = torch.mm(flat, weight_in.T)
+        after = torch.empty_like(before)
+        rows, columns = before.shape
+        grid = (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS))
+        _gelu_kernel[grid](
+            before, bias_in, after, rows, columns, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+        )
+        ctx.save_for_backward(flat, weight_in, bias_in, weight_out, before, after)
+        return torch.mm(after, weight_out.T).view(h.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        flat, weight_in, bias_in, weight_out, before, after = ctx.saved_tensors
+        d_out = upstream[0].reshape(-1, weight_out.shape[0])
+        d_weight_out = torch.mm(d_out.T, after)
+        d_inner = torch.mm(d_out, weight_out)
+        rows, columns = before.shape
+        chunks = triton.cdiv(rows, _CHUNK)
+        sums = before.new_empty(chunks, columns, dtype=torch.float32)
+        _gelu_backward_kernel[(chunks, triton.cdiv(columns, _COLUMNS))](
+            before, bias_in, d_inner, sums, rows, columns,
+            ROWS=_ROWS, COLUMNS=_COLUMNS, CHUNK=_CHUNK, num_warps=4,
+        )  # fmt: skip
+        d_h = torch.mm(d_inner, weight_in).view(upstream[0].shape)
+        return d_h, torch.mm(d_inner.T, flat), sums.sum(0).to(bias_in.dtype), d_weight_out
+
+
+@triton.jit
+def _gate_of(x):
+    """GELU(x) = x s with s = sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3); gives s and du/dx."""
+    square = x * x
+    u = 0.7978845608028654 * x * (1 + 0.044715 * square)
+    return tl.sigmoid(2 * u), 0.7978845608028654 * (1 + 0.134145 * square)
+
+
+@triton.jit
+def _gelu_kernel(
+    before_ptr, bias_ptr, after_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None]
+    inside = (row < rows) & (column < columns)
+    here = row.to(tl.int64) * columns + column
+    x = tl.load(before_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    s, _ = _gate_of(x)
+    tl.store(after_ptr + here, (x * s).to(after_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gelu_backward_kernel(
+    before_ptr, bias_ptr, d_ptr, sums_ptr, rows, columns, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Turns the gradient at the GELU's output into that at its input, in place."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None]
+    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        row = tl.program_id(0) * CHUNK + start + tl.arange(0, ROWS)[:, None]
+        inside = (row < rows) & (column < columns)
+        here = row.to(tl.int64) * columns + column
+        x = tl.load(before_ptr + here, mask=inside, other=0.0).to(tl.float32) + bias
+        s, du = _gate_of(x)
+        d = tl.load(d_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        d *= s + 2 * x * s * (1 - s) * du
+        total += d
+        tl.store(d_ptr + here, d.to(d_ptr.dtype.element_ty), mask=inside)
+    at = tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(sums_ptr + at, tl.sum(total, 0)[None], mask=column < columns)

@@ -1,0 +1,245 @@
+"""The adaptive norm of a DiT and the residual sum before it, one Triton kernel each way.
+
+    h' = h + gate * dropout(branch + bias)
+    y  = layer_norm(h') * weight * (1 + scale) + shift
+
+Backward reads each tensor once. The sums over tokens that the gradients of gate, scale, shift, weight
+and bias need are added up on the way, a chunk of tokens per program, and put together at the end. Which
+numbers dropout removes is a hash of (seed, token, feature), made anew in the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_CHUNK = 32
+_WARPS = 4
+_EPS = 1e-5
+
+
+class _Shape(NamedTuple):
+    """Tokens are [batch, length]; conditioning rows are one for all or one per batch entry."""
+
+    batch: int
+    length: int
+    width: int
+
+    @property
+    def block(self) -> int:
+        return triton.next_power_of_2(self.width)
+
+
+def fused_adaptive_norm(
+    h: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    *,
+    branch: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`h'` and `y` for `h` and `branch` [B, L, W]; `scale`, `shift` and `gate` are [1 or B, W]."""
+    if branch is None:
+        return h, _AdaptiveNorm.apply(h, None, None, None, weight, scale, shift, 0.0, 0)
+    seed = _new_seed() if dropout else 0
+    return _AdaptiveNorm.apply(h, branch, bias, gate, weight, scale, shift, dropout, seed)
+
+
+def _new_seed() -> int:
+    """From torch's generator on the CPU, so that `torch.manual_seed` decides and nothing waits."""
+    return int(torch.randint(1 << 31, ()))
+
+
+class _AdaptiveNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h: Tensor, value: Tensor | None, bias: Tensor | None, gate: Tensor | None,
+        weight: Tensor, scale: Tensor, shift: Tensor, dropout: float, seed: int,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        shape = _Shape(*h.shape)
+        h = h.contiguous()
+        value = None if value is None else value.contiguous()
+        after = torch.empty_like(h) if value is not None else h
+        y = torch.empty_like(h)
+        mean, rstd = h.new_empty(2, shape.batch * shape.length, dtype=torch.float32).unbind()
+        _forward_kernel[(shape.batch * shape.length,)](
+            h, _or(value, h), _or(bias, h), _or(gate, h), weight, scale, shift,
+            after, y, mean, rstd, shape.length, _rows(gate), _rows(scale), _rows(shift), seed,
+            *_dropout(dropout), W=shape.width, BLOCK=shape.block, HAS_BRANCH=value is not None,
+            HAS_BIAS=bias is not None, DROPOUT=dropout > 0, EPS=_EPS, num_warps=_WARPS,
+        )  # fmt: skip
+        ctx.save_for_backward(after, value, bias, gate, weight, scale, mean, rstd)
+        ctx.dropout, ctx.seed, ctx.shape = dropout, seed, shape
+        ctx.set_materialize_grads(False)
+        return y if value is None else (after, y)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        d_after, d_y = upstream if len(upstream) == 2 else (None, *upstream)
+        after, value, bias, gate, weight, scale, mean, rstd = ctx.saved_tensors
+        shape: _Shape = ctx.shape
+        d_y = torch.zeros_like(after) if d_y is None else d_y.contiguous()
+        d_after = None if d_after is None else d_after.contiguous()
+        d_h = torch.empty_like(after)
+        d_value = torch.empty_like(after) if value is not None else None
+        chunks = triton.cdiv(shape.length, _CHUNK)
+        n_sums = 2 if value is None else 4
+        sums = after.new_empty(shape.batch, chunks, n_sums, shape.width, dtype=torch.float32)
+        _backward_kernel[(chunks, shape.batch)](
+            d_y, _or(d_after, d_y), after, _or(value, d_y), _or(bias, d_y), _or(gate, d_y), weight,
+            scale, mean, rstd, d_h, _or(d_value, d_h), sums, shape.length, _rows(gate),
+            _rows(scale), ctx.seed, *_dropout(ctx.dropout), W=shape.width, BLOCK=shape.block,
+            CHUNK=_CHUNK, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
+            HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0, num_warps=_WARPS,
+        )  # fmt: skip
+        total = sums.sum(1) if len(scale) > 1 else sums.sum((0, 1))[None]
+        d_shift, d_gain = total[:, 0], total[:, 1]
+        low = weight.dtype
+        d_bias = total[:, 3].sum(0).to(low) if bias is not None else None
+        return (
+            d_h, d_value, d_bias, total[:, 2].to(low) if value is not None else None,
+            (d_gain * (1 + scale)).sum(0).to(low), (d_gain * weight).to(low), d_shift.to(low),
+            None, None,
+        )  # fmt: skip
+
+
+def _or(given: Tensor | None, filler: Tensor) -> Tensor:
+    """A kernel needs some pointer, even where it will not look."""
+    return filler if given is None else given
+
+
+def _rows(condition: Tensor | None) -> int:
+    """The step from one batch entry's conditioning row to the next; 0 if all share one."""
+    return condition.stride(0) if condition is not None and len(condition) > 1 else 0
+
+
+def _dropout(probability: float) -> tuple[int, float]:
+    """A hash of 31 bits below the first number means removed; what stays is scaled by the second."""
+    return round(probability * 2**31), 1 / (1 - probability)
+
+
+@triton.jit
+def _mix(value):
+    """A well-mixing permutation of 32-bit numbers (constants: C. Wellons, hash-prospector)."""
+    value = value ^ (value >> 16)
+    value = value * 0x7FEB352D
+    value = value ^ (value >> 15)
+    value = value * 0x846CA68B
+    return value ^ (value >> 16)
+
+
+@triton.jit
+def keep(seed, token, feature, threshold, factor):
+    """`factor` where dropout keeps a number, 0 where it removes it."""
+    key = _mix(_mix(seed.to(tl.uint32)) + token.to(tl.uint32))
+    bits = _mix(key ^ (feature.to(tl.uint32) * 0x9E3779B9)) >> 1
+    return tl.where(bits >= threshold.to(tl.uint32), factor, 0.0)
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def _forward_kernel(
+    h_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr,
+    after_ptr, y_ptr, mean_ptr, rstd_ptr, length, gate_rows, scale_rows, shift_rows, seed,
+    threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, HAS_BRANCH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    entry = token // length
+    feature = tl.arange(0, BLOCK)
+    inside = feature < W
+    here = token.to(tl.int64) * W + feature
+    h = tl.load(h_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BRANCH:
+        value = tl.load(value_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            value += tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
+        if DROPOUT:
+            value *= keep(seed, token, feature, threshold, factor)
+        gate = tl.load(gate_ptr + entry * gate_rows + feature, mask=inside, other=0.0)
+        rounded = (h + gate.to(tl.float32) * value).to(after_ptr.dtype.element_ty)
+        tl.store(after_ptr + here, rounded, mask=inside)
+        h = rounded.to(tl.float32)
+    mean = tl.sum(h, 0) / W
+    centred = tl.where(inside, h - mean, 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centred * centred, 0) / W + EPS)
+    weight = tl.load(weight_ptr + feature, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(scale_ptr + entry * scale_rows + feature, mask=inside, other=0.0)
+    shift = tl.load(shift_ptr + entry * shift_rows + feature, mask=inside, other=0.0)
+    y = centred * rstd * (weight * (1 + scale.to(tl.float32))) + shift.to(tl.float32)
+    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(mean_ptr + token, mean)
+    tl.store(rstd_ptr + token, rstd)
+
+
+@triton.jit(do_not_specialize=["seed", "threshold"])
+def _backward_kernel(
+    d_y_ptr, d_after_ptr, after_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr,
+    mean_ptr, rstd_ptr, d_h_ptr, d_value_ptr, sums_ptr, length, gate_rows, scale_rows, seed,
+    threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    HAS_AFTER: tl.constexpr, HAS_BRANCH: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """With n = layer_norm(h') and g = d_y weight (1 + scale), a token's
+
+    d_h = d_h' + rstd (g - mean(g) - n mean(g n)),    d_branch = d_h gate (kept by dropout)
+    """
+    chunk, entry = tl.program_id(0), tl.program_id(1)
+    feature = tl.arange(0, BLOCK)
+    inside = feature < W
+    scale = tl.load(scale_ptr + entry * scale_rows + feature, mask=inside, other=0.0)
+    gain = tl.load(weight_ptr + feature, mask=inside, other=0.0).to(tl.float32)
+    gain *= 1 + scale.to(tl.float32)
+    if HAS_BRANCH:
+        gate = tl.load(gate_ptr + entry * gate_rows + feature, mask=inside, other=0.0)
+        gate = gate.to(tl.float32)
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
+    sum_shift = tl.zeros((BLOCK,), tl.float32)
+    sum_gain = tl.zeros((BLOCK,), tl.float32)
+    sum_gate = tl.zeros((BLOCK,), tl.float32)
+    sum_bias = tl.zeros((BLOCK,), tl.float32)
+    for i in range(CHUNK):
+        position = chunk * CHUNK + i
+        token = entry * length + position
+        here = token.to(tl.int64) * W + feature
+        real = position < length
+        inside = (feature < W) & real
+        mean = tl.load(mean_ptr + token, mask=real, other=0.0)
+        rstd = tl.load(rstd_ptr + token, mask=real, other=0.0)
+        after = tl.load(after_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        d_y = tl.load(d_y_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        normed = tl.where(inside, (after - mean) * rstd, 0.0)
+        sum_shift += d_y
+        sum_gain += d_y * normed
+        g = d_y * gain
+        d_h = rstd * (g - tl.sum(g, 0) / W - normed * (tl.sum(g * normed, 0) / W))
+        if HAS_AFTER:
+            d_h += tl.load(d_after_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        tl.store(d_h_ptr + here, d_h.to(d_h_ptr.dtype.element_ty), mask=inside)
+        if HAS_BRANCH:
+            value = tl.load(value_ptr + here, mask=inside, other=0.0).to(tl.float32)
+            if HAS_BIAS:
+                value += bias
+            d_value = d_h * gate
+            if DROPOUT:
+                kept = keep(seed, token, feature, threshold, factor)
+                value *= kept
+                d_value *= kept
+            sum_gate += d_h * value
+            sum_bias += d_value
+            tl.store(d_value_ptr + here, d_value.to(d_value_ptr.dtype.element_ty), mask=inside)
+    inside = feature < W
+    n_sums = 4 if HAS_BRANCH else 2
+    at = sums_ptr + (entry * tl.num_programs(0) + chunk).to(tl.int64) * (n_sums * W) + feature
+    tl.store(at, sum_shift, mask=inside)
+    tl.store(at + W, sum_gain, mask=inside)
+    if HAS_BRANCH:
+        tl.store(at + 2 * W, sum_gate, mask=inside)
+        tl.store(at + 3 * W, sum_bias, mask=inside)
