@@ -129,7 +129,6 @@ class Coefs:
         take = operator.itemgetter(rows)
         return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
 
-
     def to(self, device: torch.device) -> Coefs:
         def move(value: Tensor) -> Tensor:
             return value.to(device)

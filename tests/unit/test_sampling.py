@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from xdlm import UserError, Vocab
 from xdlm.models import PRESETS, Denoiser, DiT
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
+from xdlm.ops.gather import _compact
 from xdlm.sampling import (
     Change,
     Filter,
@@ -21,7 +22,6 @@ from xdlm.sampling import (
     sample,
     time_grid,
 )
-from xdlm.ops.gather import _compact
 
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 

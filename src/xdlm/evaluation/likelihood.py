@@ -24,7 +24,7 @@ from torch import Tensor
 
 from xdlm.data import Rows
 from xdlm.errors import UserError
-from xdlm.models import Denoiser
+from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     bound_ends,
@@ -192,7 +192,7 @@ def _stats(
     impl: Impl,
 ) -> RowStats:
     """Every row: evaluation never thins."""
-    hidden = denoiser.trunk(z, t.float())
+    hidden = run_trunk(denoiser, z, t.float())
     return row_stats(
         hidden, denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(process, coefs, x),
         mask_id=process.special_ids, impl=impl,

@@ -15,6 +15,10 @@ from torch.nn import functional as F
 class Denoiser(nn.Module, ABC):
     """Predicts clean tokens from noisy ones."""
 
+    #: Whether the trunk's launches may be recorded and replayed (`graphed.run_trunk`): only if it never
+    #: waits for the GPU and does the same whatever the values of its inputs.
+    replayable: bool = False
+
     @abstractmethod
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """Hidden states [B, L, D] for tokens `z` [B, L] at times `t` [B] in [0, 1].

@@ -72,6 +72,8 @@ PRESETS: dict[str, DiTConfig] = {
 class DiT(Denoiser):
     """A `Denoiser` for token sequences of any length."""
 
+    replayable = True
+
     def __init__(self, config: DiTConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config

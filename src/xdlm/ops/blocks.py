@@ -142,8 +142,8 @@ class _RowStats(torch.autograd.Function):
         lse, logit_x, logit_z = (total.new_zeros(n_rows, dtype=torch.float64) for _ in range(3))
         everything = RowStats(lse, logit_x, logit_z, total)
         for part in _blocks(n_rows, head.size, math.elements):
-            block = math.stats(rows.part(part), head, for_gradient=False)
-            for whole, piece in zip(everything, block.stats, strict=True):
+            stats = math.stats(rows.part(part), head, for_gradient=False).stats
+            for whole, piece in zip(everything, stats, strict=True):
                 whole[part] = piece
         ctx.save_for_backward(*rows)
         ctx.special, ctx.impl = special, impl
@@ -155,9 +155,10 @@ class _RowStats(torch.autograd.Function):
         math, head = _prepared(rows, ctx.special, ctx.impl)
         gradient = _HeadGradient(rows.hidden, head, ctx.needs_input_grad[:3])
         for part in _blocks(len(rows.hidden), head.size, math.elements):
-            block = math.stats(rows.part(part), head, for_gradient=True)
             d = RowStats(*(grad[part] for grad in upstream))
+            block = math.stats(rows.part(part), head, for_gradient=True)
             gradient.add(part, math.gradient(block, head, d))
+            del block  # its logits, before the next ones are made
         one = torch.ones((), device=rows.hidden.device)
         return (*gradient.scaled(one), None, None, None, None, None)
 
@@ -178,6 +179,7 @@ class _RowLoss(torch.autograd.Function):
             total += losses.sum(dtype=torch.float64)
             if gradient is not None:
                 gradient.add(part, math.gradient(block, head, d))
+            del block  # its logits, before the next ones are made
         ctx.gradient = gradient
         return total
 

@@ -24,9 +24,9 @@ _ALIGN = 128
 
 
 class TritonBlock:
-    """`BlockMath` on a GPU. 2^26 float32 logits: 256 MB, whatever the number of rows."""
+    """`BlockMath` on a GPU. 2^25 float32 logits: 128 MB, whatever the number of rows."""
 
-    elements = 1 << 26
+    elements = 1 << 25
 
     def prepare(self, head: Head) -> Head:
         """Rows of zeros up to a multiple of 128, and one bias that is -inf beyond the vocabulary and

@@ -12,50 +12,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS, _COLUMNS, _CHUNK = 8, 256, 64
+#: The shape of a program's tile, and how many rows it adds up in the backward pass.
+_ROWS, _COLUMNS, _CHUNK = 2, 1024, 32
+#: Rows whose inner activations are held at a time where no gradient is asked for.
+_PIECE = 16384
 
 
 def fused_mlp(h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor) -> Tensor:
     """`gelu(h W_in^T + b) W_out^T` for `h` [..., W], with the tanh form of GELU."""
-    if not torch.is_grad_enabled():
-        # The product's own epilogue applies bias and GELU: nothing is written twice.
-        flat = h.reshape(-1, h.shape[-1])
-        inner = torch._addmm_activation(bias_in, flat, weight_in.T, use_gelu=True)
-        return torch.mm(inner, weight_out.T).view_as(h)
-    return _Mlp.apply(h, weight_in, bias_in, weight_out)
+    flat = h.reshape(-1, h.shape[-1])
+    if torch.is_grad_enabled():
+        out = _Mlp.apply(flat, weight_in, bias_in, weight_out)
+    else:
+        out = torch.empty(len(flat), len(weight_out), dtype=h.dtype, device=h.device)
+        for rows in (slice(i, i + _PIECE) for i in range(0, len(flat), _PIECE)):
+            # The product's own epilogue applies bias and GELU: nothing is written twice.
+            inner = torch._addmm_activation(bias_in, flat[rows], weight_in.T, use_gelu=True)
+            torch.mm(inner, weight_out.T, out=out[rows])
+    return out.view(*h.shape[:-1], -1)
 
 
 class _Mlp(torch.autograd.Function):
+    """Keeps what the GELU was given and not what it gave, which the backward pass makes again."""
+
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor
     ) -> Tensor:
-        flat = h.reshape(-1, h.shape[-1])
-        before = torch.mm(flat, weight_in.T)
+        before = torch.mm(h, weight_in.T)
         after = torch.empty_like(before)
         rows, columns = before.shape
         grid = (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS))
         _gelu_kernel[grid](
             before, bias_in, after, rows, columns, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
         )
-        ctx.save_for_backward(flat, weight_in, bias_in, weight_out, before, after)
-        return torch.mm(after, weight_out.T).view(h.shape)
+        ctx.save_for_backward(h, weight_in, bias_in, weight_out, before)
+        return torch.mm(after, weight_out.T)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        flat, weight_in, bias_in, weight_out, before, after = ctx.saved_tensors
-        d_out = upstream[0].reshape(-1, weight_out.shape[0])
-        d_weight_out = torch.mm(d_out.T, after)
+        h, weight_in, bias_in, weight_out, before = ctx.saved_tensors
+        d_out = upstream[0].contiguous()
         d_inner = torch.mm(d_out, weight_out)
+        after = torch.empty_like(before)
         rows, columns = before.shape
         chunks = triton.cdiv(rows, _CHUNK)
         sums = before.new_empty(chunks, columns, dtype=torch.float32)
         _gelu_backward_kernel[(chunks, triton.cdiv(columns, _COLUMNS))](
-            before, bias_in, d_inner, sums, rows, columns,
+            before, bias_in, d_inner, after, sums, rows, columns,
             ROWS=_ROWS, COLUMNS=_COLUMNS, CHUNK=_CHUNK, num_warps=4,
         )  # fmt: skip
-        d_h = torch.mm(d_inner, weight_in).view(upstream[0].shape)
-        return d_h, torch.mm(d_inner.T, flat), sums.sum(0).to(bias_in.dtype), d_weight_out
+        d_weight_out = torch.mm(d_out.T, after)
+        del after
+        return (
+            torch.mm(d_inner, weight_in), torch.mm(d_inner.T, h), sums.sum(0).to(bias_in.dtype),
+            d_weight_out,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -82,10 +94,10 @@ def _gelu_kernel(
 
 @triton.jit
 def _gelu_backward_kernel(
-    before_ptr, bias_ptr, d_ptr, sums_ptr, rows, columns, ROWS: tl.constexpr,
+    before_ptr, bias_ptr, d_ptr, after_ptr, sums_ptr, rows, columns, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Turns the gradient at the GELU's output into that at its input, in place."""
+    """Turns the gradient at the GELU's output into that at its input, in place; and writes the output."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None]
     bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -95,6 +107,7 @@ def _gelu_backward_kernel(
         here = row.to(tl.int64) * columns + column
         x = tl.load(before_ptr + here, mask=inside, other=0.0).to(tl.float32) + bias
         s, du = _gate_of(x)
+        tl.store(after_ptr + here, (x * s).to(after_ptr.dtype.element_ty), mask=inside)
         d = tl.load(d_ptr + here, mask=inside, other=0.0).to(tl.float32)
         d *= s + 2 * x * s * (1 - s) * du
         total += d

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_CHUNK = 32
+#: Tokens that a program of the backward pass adds up, and how many of them at a time.
+_CHUNK, _ROWS = 64, 2
 _WARPS = 4
 _EPS = 1e-5
 
@@ -47,21 +48,18 @@ def fused_adaptive_norm(
 ) -> tuple[Tensor, Tensor]:
     """`h'` and `y` for `h` and `branch` [B, L, W]; `scale`, `shift` and `gate` are [1 or B, W]."""
     if branch is None:
-        return h, _AdaptiveNorm.apply(h, None, None, None, weight, scale, shift, 0.0, 0)
-    seed = _new_seed() if dropout else 0
+        return h, _AdaptiveNorm.apply(h, None, None, None, weight, scale, shift, 0.0, None)
+    # From torch's generator on the device: `torch.manual_seed` decides, also when a recording of this
+    # call is replayed.
+    seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=h.device) if dropout else None
     return _AdaptiveNorm.apply(h, branch, bias, gate, weight, scale, shift, dropout, seed)
-
-
-def _new_seed() -> int:
-    """From torch's generator on the CPU, so that `torch.manual_seed` decides and nothing waits."""
-    return int(torch.randint(1 << 31, ()))
 
 
 class _AdaptiveNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, value: Tensor | None, bias: Tensor | None, gate: Tensor | None,
-        weight: Tensor, scale: Tensor, shift: Tensor, dropout: float, seed: int,
+        weight: Tensor, scale: Tensor, shift: Tensor, dropout: float, seed: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         shape = _Shape(*h.shape)
         h = h.contiguous()
@@ -71,19 +69,20 @@ class _AdaptiveNorm(torch.autograd.Function):
         mean, rstd = h.new_empty(2, shape.batch * shape.length, dtype=torch.float32).unbind()
         _forward_kernel[(shape.batch * shape.length,)](
             h, _or(value, h), _or(bias, h), _or(gate, h), weight, scale, shift,
-            after, y, mean, rstd, shape.length, _rows(gate), _rows(scale), _rows(shift), seed,
-            *_dropout(dropout), W=shape.width, BLOCK=shape.block, HAS_BRANCH=value is not None,
-            HAS_BIAS=bias is not None, DROPOUT=dropout > 0, EPS=_EPS, num_warps=_WARPS,
+            after, y, mean, rstd, shape.length, _rows(gate), _rows(scale), _rows(shift),
+            _or(seed, h), *_dropout(dropout), W=shape.width, BLOCK=shape.block,
+            HAS_BRANCH=value is not None, HAS_BIAS=bias is not None, DROPOUT=dropout > 0, EPS=_EPS,
+            num_warps=_WARPS,
         )  # fmt: skip
-        ctx.save_for_backward(after, value, bias, gate, weight, scale, mean, rstd)
-        ctx.dropout, ctx.seed, ctx.shape = dropout, seed, shape
+        ctx.save_for_backward(after, value, bias, gate, weight, scale, mean, rstd, seed)
+        ctx.dropout, ctx.shape = dropout, shape
         ctx.set_materialize_grads(False)
         return y if value is None else (after, y)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         d_after, d_y = upstream if len(upstream) == 2 else (None, *upstream)
-        after, value, bias, gate, weight, scale, mean, rstd = ctx.saved_tensors
+        after, value, bias, gate, weight, scale, mean, rstd, seed = ctx.saved_tensors
         shape: _Shape = ctx.shape
         d_y = torch.zeros_like(after) if d_y is None else d_y.contiguous()
         d_after = None if d_after is None else d_after.contiguous()
@@ -95,8 +94,8 @@ class _AdaptiveNorm(torch.autograd.Function):
         _backward_kernel[(chunks, shape.batch)](
             d_y, _or(d_after, d_y), after, _or(value, d_y), _or(bias, d_y), _or(gate, d_y), weight,
             scale, mean, rstd, d_h, _or(d_value, d_h), sums, shape.length, _rows(gate),
-            _rows(scale), ctx.seed, *_dropout(ctx.dropout), W=shape.width, BLOCK=shape.block,
-            CHUNK=_CHUNK, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
+            _rows(scale), _or(seed, d_y), *_dropout(ctx.dropout), W=shape.width, BLOCK=shape.block,
+            CHUNK=_CHUNK, ROWS=_ROWS, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
             HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0, num_warps=_WARPS,
         )  # fmt: skip
         total = sums.sum(1) if len(scale) > 1 else sums.sum((0, 1))[None]
@@ -143,10 +142,10 @@ def keep(seed, token, feature, threshold, factor):
     return tl.where(bits >= threshold.to(tl.uint32), factor, 0.0)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def _forward_kernel(
     h_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr,
-    after_ptr, y_ptr, mean_ptr, rstd_ptr, length, gate_rows, scale_rows, shift_rows, seed,
+    after_ptr, y_ptr, mean_ptr, rstd_ptr, length, gate_rows, scale_rows, shift_rows, seed_ptr,
     threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, HAS_BRANCH: tl.constexpr,
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +160,7 @@ def _forward_kernel(
         if HAS_BIAS:
             value += tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
         if DROPOUT:
-            value *= keep(seed, token, feature, threshold, factor)
+            value *= keep(tl.load(seed_ptr), token, feature, threshold, factor)
         gate = tl.load(gate_ptr + entry * gate_rows + feature, mask=inside, other=0.0)
         rounded = (h + gate.to(tl.float32) * value).to(after_ptr.dtype.element_ty)
         tl.store(after_ptr + here, rounded, mask=inside)
@@ -178,11 +177,12 @@ def _forward_kernel(
     tl.store(rstd_ptr + token, rstd)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=["threshold"])
 def _backward_kernel(
     d_y_ptr, d_after_ptr, after_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr,
-    mean_ptr, rstd_ptr, d_h_ptr, d_value_ptr, sums_ptr, length, gate_rows, scale_rows, seed,
+    mean_ptr, rstd_ptr, d_h_ptr, d_value_ptr, sums_ptr, length, gate_rows, scale_rows, seed_ptr,
     threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
     HAS_AFTER: tl.constexpr, HAS_BRANCH: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -191,7 +191,7 @@ def _backward_kernel(
     d_h = d_h' + rstd (g - mean(g) - n mean(g n)),    d_branch = d_h gate (kept by dropout)
     """
     chunk, entry = tl.program_id(0), tl.program_id(1)
-    feature = tl.arange(0, BLOCK)
+    feature = tl.arange(0, BLOCK)[None]
     inside = feature < W
     scale = tl.load(scale_ptr + entry * scale_rows + feature, mask=inside, other=0.0)
     gain = tl.load(weight_ptr + feature, mask=inside, other=0.0).to(tl.float32)
@@ -201,12 +201,12 @@ def _backward_kernel(
         gate = gate.to(tl.float32)
         if HAS_BIAS:
             bias = tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
-    sum_shift = tl.zeros((BLOCK,), tl.float32)
-    sum_gain = tl.zeros((BLOCK,), tl.float32)
-    sum_gate = tl.zeros((BLOCK,), tl.float32)
-    sum_bias = tl.zeros((BLOCK,), tl.float32)
-    for i in range(CHUNK):
-        position = chunk * CHUNK + i
+    sum_shift = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_gain = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_gate = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_bias = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, CHUNK, ROWS):
+        position = chunk * CHUNK + start + tl.arange(0, ROWS)[:, None]
         token = entry * length + position
         here = token.to(tl.int64) * W + feature
         real = position < length
@@ -219,7 +219,9 @@ def _backward_kernel(
         sum_shift += d_y
         sum_gain += d_y * normed
         g = d_y * gain
-        d_h = rstd * (g - tl.sum(g, 0) / W - normed * (tl.sum(g * normed, 0) / W))
+        mean_g = tl.sum(g, 1)[:, None] / W
+        mean_gn = tl.sum(g * normed, 1)[:, None] / W
+        d_h = rstd * (g - mean_g - normed * mean_gn)
         if HAS_AFTER:
             d_h += tl.load(d_after_ptr + here, mask=inside, other=0.0).to(tl.float32)
         tl.store(d_h_ptr + here, d_h.to(d_h_ptr.dtype.element_ty), mask=inside)
@@ -227,19 +229,19 @@ def _backward_kernel(
             value = tl.load(value_ptr + here, mask=inside, other=0.0).to(tl.float32)
             if HAS_BIAS:
                 value += bias
-            d_value = d_h * gate
+            d_value = tl.where(inside, d_h * gate, 0.0)
             if DROPOUT:
-                kept = keep(seed, token, feature, threshold, factor)
+                kept = keep(tl.load(seed_ptr), token, feature, threshold, factor)
                 value *= kept
                 d_value *= kept
-            sum_gate += d_h * value
+            sum_gate += tl.where(inside, d_h * value, 0.0)
             sum_bias += d_value
             tl.store(d_value_ptr + here, d_value.to(d_value_ptr.dtype.element_ty), mask=inside)
     inside = feature < W
     n_sums = 4 if HAS_BRANCH else 2
     at = sums_ptr + (entry * tl.num_programs(0) + chunk).to(tl.int64) * (n_sums * W) + feature
-    tl.store(at, sum_shift, mask=inside)
-    tl.store(at + W, sum_gain, mask=inside)
+    tl.store(at, tl.sum(sum_shift, 0)[None], mask=inside)
+    tl.store(at + W, tl.sum(sum_gain, 0)[None], mask=inside)
     if HAS_BRANCH:
-        tl.store(at + 2 * W, sum_gate, mask=inside)
-        tl.store(at + 3 * W, sum_bias, mask=inside)
+        tl.store(at + 2 * W, tl.sum(sum_gate, 0)[None], mask=inside)
+        tl.store(at + 3 * W, tl.sum(sum_bias, 0)[None], mask=inside)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.models import Denoiser
+from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, categorical, forbid, uniform
 from xdlm.ops.gather import PickedRows
@@ -207,7 +207,7 @@ def _thinned_step(
 
 
 def _run_trunk(denoiser: Denoiser, leg: Leg, z: Tensor, label: Tensor | None) -> Tensor:
-    return denoiser.trunk(z, torch.full(z.shape[:1], leg.t, device=z.device), label)
+    return run_trunk(denoiser, z, torch.full(z.shape[:1], leg.t, device=z.device), label)
 
 
 def _dense_step(

@@ -43,6 +43,7 @@ def compile_trunk(denoiser: Denoiser) -> None:
     Without one of the compiler's fusions: since torch 2.10 it gives wrong gradients to norms that are
     modulated as a DiT's are, garbage that soon turns into NaN (pytorch issue 193061).
     """
+    denoiser.replayable = False
     denoiser.trunk = torch.compile(  # type: ignore[method-assign]
         denoiser.trunk, options={"triton.mix_order_reduction": False}
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xdlm.models import Denoiser
+from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     Weighting,
@@ -60,14 +60,14 @@ class DiffusionLoss:
         weight = self.weighting(coefs, x, z)
         chance = self._chance(coefs, weight, x, z)
         picked = PickedRows(self._pick(chance, index, position, seed))
-        hidden = denoiser.trunk(z, t.float(), label).flatten(0, 1)
+        hidden = run_trunk(denoiser, z, t.float(), label).flatten(0, 1)
         rows = picked.flat
         at_rows = coefs.index(rows // x.shape[1])
         x, z = x.flatten()[rows], z.flatten()[rows]
         scale = (high - low) / chance.flatten()[rows]
         head_rows = HeadRows(
-            take_rows(hidden, rows), denoiser.head_weight, denoiser.head_bias, x, z,
-            row_log_c(self.process, at_rows, x),
+            hidden if len(rows) == len(hidden) else take_rows(hidden, rows),
+            denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(self.process, at_rows, x),
         )  # fmt: skip
         if self.impl == "eager":
             return self._by_autograd(at_rows, head_rows, scale)

@@ -1,0 +1,102 @@
+"""Recorded trunks: the same numbers as launched ones, and no stale ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xdlm import UserError, Vocab
+from xdlm.models import DiT, DiTConfig, run_trunk
+from xdlm.noise import Mixed
+from xdlm.sampling import SamplerConfig, sample
+from xdlm.structs import Batch
+from xdlm.training.loss import DiffusionLoss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CONFIG = DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.2, time_conditioning=True)
+
+
+def awake(**changes: object) -> DiT:
+    torch.manual_seed(0)
+    model = DiT(CONFIG, 31)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.cuda()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(step)
+    z = torch.randint(0, 31, (4, 48), device="cuda", generator=generator)
+    return z, torch.rand(4, device="cuda", generator=generator)
+
+
+def test_hidden_states_follow_inputs_and_weights() -> None:
+    model = awake().eval()
+    with torch.no_grad():
+        for step in range(5):
+            torch.testing.assert_close(run_trunk(model, *batch(step)), model.trunk(*batch(step)))
+            for parameter in model.parameters():  # in place: the recording must see it
+                parameter.mul_(1.05)
+        moved = model.double().float()  # new addresses: the recording must go
+        for step in range(4):
+            torch.testing.assert_close(run_trunk(moved, *batch(step)), moved.trunk(*batch(step)))
+        short = tuple(v[:2] for v in batch(9))
+        torch.testing.assert_close(run_trunk(moved, *short), moved.trunk(*short))
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    """Losses and gradients step by step, dropout included, also over accumulated micro-batches."""
+    process = Mixed(Vocab(31, 30), k=0.1)
+    loss = DiffusionLoss(process, kept_rows=0.1)
+    seen: dict[bool, list[torch.Tensor]] = {}
+    for replayable in (False, True):
+        model = awake().train()
+        model.replayable = replayable
+        seen[replayable] = []
+        for step in range(5):
+            torch.manual_seed(step)
+            for micro in range(2):
+                index = torch.arange(4, device="cuda") + 4 * micro + 8 * step
+                tokens = batch(10 * step + micro)[0] % 30
+                sums = loss(model, Batch(tokens, index), seed=0, step=step, global_batch=8)
+                (sums.loss / 384).backward()
+            seen[replayable].append(sums.loss.detach())
+            seen[replayable] += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            model.zero_grad()
+    for ours, theirs in zip(seen[True], seen[False], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=1e-5)
+
+
+def test_dropout_differs_from_replay_to_replay() -> None:
+    model = awake().train()
+    z, t = batch(0)
+    passes = [run_trunk(model, z, t).detach().clone() for _ in range(5)]
+    for i in range(5):
+        for j in range(i):
+            assert not torch.allclose(passes[i], passes[j])
+
+
+def test_a_second_forward_ends_the_first() -> None:
+    model = awake().train()
+    z, t = batch(0)
+    for _ in range(2):
+        run_trunk(model, z, t).sum().backward()
+    first = run_trunk(model, z, t)
+    run_trunk(model, z, t)
+    with pytest.raises(UserError, match="run backward before the next forward"):
+        first.sum().backward()
+
+
+def test_samples_are_the_same_with_and_without() -> None:
+    process = Mixed(Vocab(31, 30), k=0.1)
+    drawn = []
+    for replayable in (False, True):
+        model = awake().eval()
+        model.replayable = replayable
+        result = sample(model, process, batch=4, length=256, config=SamplerConfig(steps=6), seed=3)
+        drawn.append(result.tokens)
+    assert (drawn[0] == drawn[1]).float().mean() > 0.99  # but for products that round differently
