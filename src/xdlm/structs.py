@@ -160,6 +160,13 @@ class RowStats(NamedTuple):
     S: Tensor
 
 
+class RowLosses(NamedTuple):
+    """The losses of rows, float64, and their derivatives by each statistic."""
+
+    losses: Tensor
+    d: RowStats
+
+
 class HeadRows(NamedTuple):
     """Rows on their way into the output head: R hidden states, the head's parameters, and for each row
     the clean token, the noisy token and log c (None where no sum over the vocabulary is needed)."""
@@ -170,13 +177,6 @@ class HeadRows(NamedTuple):
     x: Tensor
     z: Tensor
     log_c: Tensor | None
-
-    def part(self, rows: slice) -> HeadRows:
-        """Some of the rows, with the same parameters."""
-        log_c = None if self.log_c is None else self.log_c[rows]
-        return HeadRows(
-            self.hidden[rows], self.weight, self.bias, self.x[rows], self.z[rows], log_c
-        )
 
 
 def is_special(z: Tensor, special_ids: tuple[int, ...]) -> Tensor:

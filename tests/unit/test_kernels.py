@@ -18,7 +18,8 @@ import torch
 from test_ops import head_inputs, loss_and_grads
 from xdlm import Vocab
 from xdlm.noise import Mixed
-from xdlm.objective import elbo_weight, nelbo_with_gradient, row_log_c
+from xdlm.objective import elbo_weight, row_log_c, row_losses
+from xdlm.objective.fused_rates import fused_row_losses
 from xdlm.ops import Stream, draw_and_weigh, rows, uniform
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.fused_counter import fused_uniform
@@ -37,14 +38,13 @@ for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4
         torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
     coefs = process.coefs(torch.full(x.shape, 0.4, dtype=torch.float64))
     weights = elbo_weight(coefs, x, z)
-    def losses(stats, part):
-        return nelbo_with_gradient(coefs.index(part), stats, x[part], z[part], weights[part])
-    total = rows.row_loss(HeadRows(hidden, weight, offset, x, z, row_log_c(process, coefs, x)), losses,
-                          mask_id=process.special_ids, impl="fused")
-    leaves = [leaf for leaf in (hidden, weight, offset) if leaf is not None]
-    torch.testing.assert_close(total.float(), expected[4].float(), rtol=1e-5, atol=1e-5)
-    for ours, theirs in zip(torch.autograd.grad(total, leaves), expected[5:], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
+    for losses in (row_losses(coefs, x, z, weights), fused_row_losses(coefs, x, z, weights)):
+        total = rows.row_loss(HeadRows(hidden, weight, offset, x, z, row_log_c(process, coefs, x)),
+                              losses, mask_id=process.special_ids, impl="fused")
+        torch.testing.assert_close(total.float(), expected[4].float(), rtol=1e-5, atol=1e-5)
+        leaves = [leaf for leaf in (hidden, weight, offset) if leaf is not None]
+        for ours, theirs in zip(torch.autograd.grad(total, leaves), expected[5:], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
     u = torch.rand(13, dtype=torch.float64)
     u[0], u[1] = 0.0, 1 - 2.0**-53
     with torch.no_grad():

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from xdlm.structs import Coefs, RowStats, align
+from xdlm.ops.rows import RowLoss
+from xdlm.structs import Coefs, RowLosses, RowStats, align
 
 _BLOCK = 128
 
 
-def fused_nelbo_with_gradient(
-    coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, weight: Tensor
-) -> tuple[Tensor, RowStats]:
-    """As `losses.nelbo_with_gradient`, for rows [R] on a GPU."""
-    fields = (
-        *stats, align(coefs.alpha, z), align(coefs.b_tok, z), coefs.b.at(z), weight, x, z
-    )  # fmt: skip
-    inputs = [field.expand_as(z).contiguous() for field in fields]
-    out = torch.empty(5, z.numel(), dtype=torch.float64, device=z.device)
-    if z.numel():
-        grid = (triton.cdiv(z.numel(), _BLOCK),)
-        _nelbo_kernel[grid](*inputs, *out, z.numel(), BLOCK=_BLOCK)
-    losses, *gradient = out
-    return losses, RowStats(*gradient)
+def fused_row_losses(coefs: Coefs, x: Tensor, z: Tensor, weight: Tensor) -> RowLoss:
+    """As `losses.row_losses`, for rows on a GPU."""
+    per_row = [
+        field.expand_as(z).contiguous()
+        for field in (align(coefs.alpha, z), align(coefs.b_tok, z), coefs.b.at(z), weight, x, z)
+    ]
+
+    def write(stats: RowStats, part: slice, out: RowLosses) -> None:
+        n = part.stop - part.start
+        _nelbo_kernel[(triton.cdiv(n, _BLOCK),)](
+            *stats, *per_row, out.losses, *out.d, part.start, part.stop, BLOCK=_BLOCK
+        )
+
+    return write
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["first", "end"])
 def _nelbo_kernel(
     lse_ptr, logit_x_ptr, logit_z_ptr, total_ptr, alpha_ptr, b_ptr, b_z_ptr, weight_ptr, x_ptr,
-    z_ptr, loss_ptr, d_lse_ptr, d_x_ptr, d_z_ptr, d_total_ptr, n, BLOCK: tl.constexpr,
+    z_ptr, loss_ptr, d_lse_ptr, d_x_ptr, d_z_ptr, d_total_ptr, first, end, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All in float64; the formulas are those of `divergence.py`, written without log1p and expm1."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < n
+    row = first + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < end
     lse = tl.load(lse_ptr + row, mask=inside, other=0.0)
     log_p_x = tl.load(logit_x_ptr + row, mask=inside, other=0.0) - lse
     p_x = tl.exp(log_p_x)

@@ -19,7 +19,8 @@ from xdlm.objective.divergence import (
 from xdlm.objective.weighting import Weighting, elbo_weight
 from xdlm.ops import stats_of_logits
 from xdlm.ops.device import has_triton
-from xdlm.structs import Coefs, RowStats, align, batch_times
+from xdlm.ops.rows import RowLoss
+from xdlm.structs import Coefs, RowLosses, RowStats, align, batch_times
 
 
 def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
@@ -46,18 +47,22 @@ def nelbo_of_stats(
     return (weight * divergence).to(stats.S.dtype)
 
 
-def nelbo_with_gradient(
-    coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, weight: Tensor
-) -> tuple[Tensor, RowStats]:
-    """Losses of rows under given weights, float64, and their derivatives by each statistic."""
+def row_losses(coefs: Coefs, x: Tensor, z: Tensor, weight: Tensor) -> RowLoss:
+    """For rows [R] under given weights: what turns their statistics into losses and derivatives."""
     if z.is_cuda and has_triton():
-        from xdlm.objective.fused_rates import fused_nelbo_with_gradient
+        from xdlm.objective.fused_rates import fused_row_losses
 
-        return fused_nelbo_with_gradient(coefs, stats, x, z, weight)
-    where = weight > 0
-    losses = weight * rate_divergence(coefs, stats, x, z, where)
-    gradient = rate_divergence_gradient(coefs, stats, x, z, where)
-    return losses, RowStats(*(weight * d for d in gradient))
+        return fused_row_losses(coefs, x, z, weight)
+
+    def write(stats: RowStats, part: slice, out: RowLosses) -> None:
+        at, some = coefs.index(part), RowStats(*(field[part] for field in stats))
+        factor = weight[part]
+        about = (at, some, x[part], z[part], factor > 0)
+        out.losses[part] = factor * rate_divergence(*about)
+        for place, derivative in zip(out.d, rate_divergence_gradient(*about), strict=True):
+            place[part] = factor * derivative
+
+    return write
 
 
 def step_kl(

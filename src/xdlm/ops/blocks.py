@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from xdlm.ops.rows import Impl, RowLoss, work_dtype
-from xdlm.structs import HeadRows, RowStats
+from xdlm.structs import HeadRows, RowLosses, RowStats
 
 
 class BlockMath(Protocol):
-    """The statistics of a block of rows, then its gradient."""
+    """The statistics of a block of rows, then its gradient. Both look at a slice `part` of all rows."""
 
     #: How many logits a block may hold.
     elements: int
@@ -32,9 +32,15 @@ class BlockMath(Protocol):
 
     def logits(self, hidden: Tensor, head: Head) -> Tensor: ...
 
-    def stats(self, rows: HeadRows, head: Head, for_gradient: bool) -> Block: ...
+    def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
+        """Writes what it finds into its place; gives what is left of the logits."""
+        ...
 
-    def gradient(self, block: Block, head: Head, d: RowStats) -> Tensor: ...
+    def gradient(
+        self, rows: HeadRows, part: slice, head: Head, state: Tensor, found: Found, d: RowStats
+    ) -> Tensor:
+        """d_logits, in the dtype of the head's inputs, from what `stats` gave and wrote."""
+        ...
 
 
 class Head(NamedTuple):
@@ -47,14 +53,18 @@ class Head(NamedTuple):
     size: int
 
 
-class Block(NamedTuple):
-    """Statistics of a block, and what its gradient needs: the rows, the state that `stats` left of
-    their logits, and `spread` = sum_e q_e."""
+class Found(NamedTuple):
+    """Statistics of all rows, and `spread` = sum_e q_e where a gradient will need it."""
 
     stats: RowStats
-    rows: HeadRows
-    state: Tensor
     spread: Tensor | None
+
+
+def empty_found(rows: HeadRows, *, for_gradient: bool) -> Found:
+    n_rows, device = len(rows.hidden), rows.hidden.device
+    totals = torch.zeros(2, n_rows, dtype=work_dtype(rows.hidden.dtype), device=device)
+    lse, logit_x, logit_z = torch.zeros(3, n_rows, dtype=torch.float64, device=device)
+    return Found(RowStats(lse, logit_x, logit_z, totals[0]), totals[1] if for_gradient else None)
 
 
 def block_math(impl: Impl) -> BlockMath:
@@ -135,30 +145,26 @@ class _RowStats(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        rows, (special, impl) = HeadRows(*arguments[:6]), arguments[6:]
+        rows, (special, impl) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
         math, head = _prepared(rows, special, impl)
-        n_rows = len(rows.hidden)
-        total = rows.hidden.new_zeros(n_rows, dtype=work_dtype(rows.hidden.dtype))
-        lse, logit_x, logit_z = (total.new_zeros(n_rows, dtype=torch.float64) for _ in range(3))
-        everything = RowStats(lse, logit_x, logit_z, total)
-        for part in _blocks(n_rows, head.size, math.elements):
-            stats = math.stats(rows.part(part), head, for_gradient=False).stats
-            for whole, piece in zip(everything, stats, strict=True):
-                whole[part] = piece
+        found = empty_found(rows, for_gradient=False)
+        for part in _blocks(len(rows.hidden), head.size, math.elements):
+            math.stats(rows, part, head, found)
         ctx.save_for_backward(*rows)
         ctx.special, ctx.impl = special, impl
-        return everything
+        return found.stats
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows = HeadRows(*ctx.saved_tensors)
         math, head = _prepared(rows, ctx.special, ctx.impl)
         gradient = _HeadGradient(rows.hidden, head, ctx.needs_input_grad[:3])
+        found = empty_found(rows, for_gradient=True)
+        d = RowStats(*(grad.double().contiguous() for grad in upstream))
         for part in _blocks(len(rows.hidden), head.size, math.elements):
-            d = RowStats(*(grad[part] for grad in upstream))
-            block = math.stats(rows.part(part), head, for_gradient=True)
-            gradient.add(part, math.gradient(block, head, d))
-            del block  # its logits, before the next ones are made
+            state = math.stats(rows, part, head, found)
+            gradient.add(part, math.gradient(rows, part, head, state, found, d))
+            del state  # before the next logits are made
         one = torch.ones((), device=rows.hidden.device)
         return (*gradient.scaled(one), None, None, None, None, None)
 
@@ -168,20 +174,21 @@ class _RowLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        rows, (special, impl, loss, wanted) = HeadRows(*arguments[:6]), arguments[6:]
+        rows, (special, impl, loss, wanted) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
         math, head = _prepared(rows, special, impl)
         needed = ctx.needs_input_grad[:3]
         gradient = _HeadGradient(rows.hidden, head, needed) if wanted and any(needed) else None
-        total = torch.zeros((), dtype=torch.float64, device=rows.hidden.device)
+        found = empty_found(rows, for_gradient=gradient is not None)
+        losses, *d = torch.zeros(5, len(rows.hidden), dtype=torch.float64, device=rows.x.device)
+        out = RowLosses(losses, RowStats(*d))
         for part in _blocks(len(rows.hidden), head.size, math.elements):
-            block = math.stats(rows.part(part), head, for_gradient=gradient is not None)
-            losses, d = loss(block.stats, part)
-            total += losses.sum(dtype=torch.float64)
+            state = math.stats(rows, part, head, found)
+            loss(found.stats, part, out)
             if gradient is not None:
-                gradient.add(part, math.gradient(block, head, d))
-            del block  # its logits, before the next ones are made
+                gradient.add(part, math.gradient(rows, part, head, state, found, out.d))
+            del state  # before the next logits are made
         ctx.gradient = gradient
-        return total
+        return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -190,3 +197,12 @@ class _RowLoss(torch.autograd.Function):
         gradients = ctx.gradient.scaled(upstream[0])
         ctx.gradient = None
         return (*gradients, None, None, None, None, None, None, None)
+
+
+def _contiguous(rows: HeadRows) -> HeadRows:
+    """Kernels step through what belongs to rows one number at a time; views may not."""
+    return rows._replace(
+        x=rows.x.contiguous(),
+        z=rows.z.contiguous(),
+        log_c=None if rows.log_c is None else rows.log_c.double().contiguous(),
+    )

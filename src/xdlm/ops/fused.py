@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from xdlm.ops.blocks import Block, Head
+from xdlm.ops.blocks import Found, Head
 from xdlm.ops.rows import head_logits
 from xdlm.structs import HeadRows, RowStats
 
@@ -35,8 +35,8 @@ class TritonBlock:
         padding = -head.size % _ALIGN
         bias = head.weight.new_full((head.size + padding,), -torch.inf)
         bias[: head.size] = 0.0 if head.bias is None else head.bias.detach()
-        if head.special:
-            bias[list(head.special)] = -torch.inf
+        for token in head.special:
+            bias[token] = -torch.inf
         weight = F.pad(head.weight, (0, 0, 0, padding)) if padding else head.weight
         return head._replace(weight=weight, bias=bias)
 
@@ -44,32 +44,24 @@ class TritonBlock:
         """[rows, padded V] without the bias, which the kernels add as they read."""
         return head_logits(hidden, head.weight, None)
 
-    def stats(self, rows: HeadRows, head: Head, for_gradient: bool) -> Block:
-        # The kernels step through memory one number at a time; views may not.
-        log_c = None if rows.log_c is None else rows.log_c.contiguous()
-        rows = rows._replace(x=rows.x.contiguous(), z=rows.z.contiguous(), log_c=log_c)
-        logits = self.logits(rows.hidden, head)
-        n_rows, width = logits.shape
-        lse, logit_x, logit_z = (
-            torch.empty(n_rows, dtype=torch.float64, device=logits.device) for _ in range(3)
-        )
-        total, spread = (logits.new_empty(n_rows) for _ in range(2))
-        _stats_kernel[(n_rows,)](
-            logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x),
-            lse, logit_x, logit_z, total, spread, logits.stride(0), width,
-            HAS_SUM=rows.log_c is not None, NEED_SPREAD=for_gradient, BLOCK=_BLOCK, num_warps=_WARPS,
-        )  # fmt: skip
-        return Block(RowStats(lse, logit_x, logit_z, total), rows, logits, spread)
-
-    def gradient(self, block: Block, head: Head, d: RowStats) -> Tensor:
-        logits, rows = block.state, block.rows
-        n_rows, width = logits.shape
-        d_logits = torch.empty(n_rows, width, dtype=rows.hidden.dtype, device=logits.device)
-        _gradient_kernel[(n_rows,)](
-            logits, d_logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x),
-            block.stats.lse, block.spread, *(field.double().contiguous() for field in d),
-            logits.stride(0), d_logits.stride(0), width, HAS_SUM=rows.log_c is not None,
+    def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
+        logits = self.logits(rows.hidden[part], head)
+        _stats_kernel[(len(logits),)](
+            logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x), *out.stats,
+            _or(out.spread, logits), part.start, logits.stride(0), width=logits.shape[1],
+            HAS_SUM=rows.log_c is not None, NEED_SPREAD=out.spread is not None,
             BLOCK=_BLOCK, num_warps=_WARPS,
+        )  # fmt: skip
+        return logits
+
+    def gradient(
+        self, rows: HeadRows, part: slice, head: Head, state: Tensor, found: Found, d: RowStats
+    ) -> Tensor:
+        d_logits = torch.empty_like(state, dtype=rows.hidden.dtype)
+        _gradient_kernel[(len(state),)](
+            state, d_logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x), found.stats.lse,
+            found.spread, *d, part.start, state.stride(0), width=state.shape[1],
+            HAS_SUM=rows.log_c is not None, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
         return d_logits
 
@@ -108,16 +100,17 @@ def _log1p(u):
     return tl.where(u < 0.25, u * (1 + u * r), tl.log2(1 + u) * 0.6931471805599453)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _stats_kernel(
     logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
     lse_ptr, logit_x_ptr, logit_z_ptr, total_ptr, spread_ptr,
-    stride, width: tl.constexpr, HAS_SUM: tl.constexpr,
+    first, stride, width: tl.constexpr, HAS_SUM: tl.constexpr,
     NEED_SPREAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """lse, logit_x, logit_z, S = sum log1p(u) and sum u/(1 + u), with u = c p, of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * stride
+    """lse, logit_x, logit_z, S = sum log1p(u) and sum u/(1 + u), with u = c p, of one row: row
+    `first + i` of all is row i of the block."""
+    row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * stride
+    row = first + tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     # Each lane keeps the highest logit it has seen and the mass relative to it: one exponential per
     # logit, of minus the distance to the highest. It starts at a finite value, so that -inf adds 0.
@@ -136,33 +129,34 @@ def _stats_kernel(
     at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
     tl.store(logit_x_ptr + row, at_x.to(tl.float64))
     tl.store(logit_z_ptr + row, at_z.to(tl.float64))
-    total = tl.zeros((BLOCK,), tl.float32)
-    spread = tl.zeros((BLOCK,), tl.float32)
     if HAS_SUM:
+        total = tl.zeros((BLOCK,), tl.float32)
+        spread = tl.zeros((BLOCK,), tl.float32)
         c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / total_mass
         # Two tokens at a time: (1 + u)(1 + v) - 1 = both, so one logarithm and one division do for two.
         for start in range(0, width, 2 * BLOCK):
-            first = load_logits(row_ptr, bias_ptr, start + lanes, width)
-            second = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
-            u, v = c * _exp(first - highest), c * _exp(second - highest)
+            one = load_logits(row_ptr, bias_ptr, start + lanes, width)
+            other = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
+            u, v = c * _exp(one - highest), c * _exp(other - highest)
             product = u * v
             both = u + v + product
             total += _log1p(both)
             if NEED_SPREAD:
                 spread += (both + product) / (1 + both)
-    tl.store(total_ptr + row, tl.sum(total, 0))
-    tl.store(spread_ptr + row, tl.sum(spread, 0))
+        tl.store(total_ptr + row, tl.sum(total, 0))
+        if NEED_SPREAD:
+            tl.store(spread_ptr + row, tl.sum(spread, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _gradient_kernel(
     logits_ptr, d_logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
     lse_ptr, spread_ptr, d_lse_ptr, d_x_ptr, d_z_ptr, d_total_ptr,
-    stride, d_stride, width: tl.constexpr, HAS_SUM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    first, stride, width: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`p (d_lse - d_S spread) + d_S u/(1 + u)`, plus d_x at x and d_z at z, of one row."""
-    row = tl.program_id(0).to(tl.int64)
+    here = tl.program_id(0).to(tl.int64) * stride
+    row = first + tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
     lse = tl.load(lse_ptr + row)
     x, z = tl.load(x_ptr + row), tl.load(z_ptr + row)
@@ -180,7 +174,7 @@ def _gradient_kernel(
     for start in range(0, width, BLOCK):
         token = start + lanes
         inside = token < width
-        value = load_logits(logits_ptr + row * stride, bias_ptr, token, width)
+        value = load_logits(logits_ptr + here, bias_ptr, token, width)
         p = _exp((value - high) - low)
         d = p * on_probs
         if HAS_SUM:
@@ -189,6 +183,4 @@ def _gradient_kernel(
         d += tl.where(token == x, d_x, 0.0)
         # A special token's logit is the constant -inf: nothing flows back into it.
         d += tl.where((token == z) & (value > -float("inf")), d_z, 0.0)
-        tl.store(
-            d_logits_ptr + row * d_stride + token, d.to(d_logits_ptr.dtype.element_ty), mask=inside
-        )
+        tl.store(d_logits_ptr + here + token, d.to(d_logits_ptr.dtype.element_ty), mask=inside)

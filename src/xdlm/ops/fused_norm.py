@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Tokens that a program of the backward pass adds up, and how many of them at a time.
-_CHUNK, _ROWS = 64, 2
 _WARPS = 4
+#: Programs of the backward pass per multiprocessor.
+_RESIDENT = 4
 _EPS = 1e-5
 
 
@@ -88,17 +88,21 @@ class _AdaptiveNorm(torch.autograd.Function):
         d_after = None if d_after is None else d_after.contiguous()
         d_h = torch.empty_like(after)
         d_value = torch.empty_like(after) if value is not None else None
-        chunks = triton.cdiv(shape.length, _CHUNK)
+        batch, length = shape.batch, shape.length
+        if len(scale) == 1:  # one sum for all, so that chunks may go on from entry to entry
+            batch, length = 1, batch * length
+        chunk = triton.cdiv(length, max(1, _programs(after) // batch))
+        chunks = triton.cdiv(length, chunk)
         n_sums = 2 if value is None else 4
-        sums = after.new_empty(shape.batch, chunks, n_sums, shape.width, dtype=torch.float32)
-        _backward_kernel[(chunks, shape.batch)](
+        sums = after.new_empty(batch, chunks, n_sums, shape.width, dtype=torch.float32)
+        _backward_kernel[(chunks, batch)](
             d_y, _or(d_after, d_y), after, _or(value, d_y), _or(bias, d_y), _or(gate, d_y), weight,
-            scale, mean, rstd, d_h, _or(d_value, d_h), sums, shape.length, _rows(gate),
+            scale, mean, rstd, d_h, _or(d_value, d_h), sums, length, _rows(gate),
             _rows(scale), _or(seed, d_y), *_dropout(ctx.dropout), W=shape.width, BLOCK=shape.block,
-            CHUNK=_CHUNK, ROWS=_ROWS, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
+            CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
             HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0, num_warps=_WARPS,
         )  # fmt: skip
-        total = sums.sum(1) if len(scale) > 1 else sums.sum((0, 1))[None]
+        total = sums.sum(1)
         d_shift, d_gain = total[:, 0], total[:, 1]
         low = weight.dtype
         d_bias = total[:, 3].sum(0).to(low) if bias is not None else None
@@ -107,6 +111,13 @@ class _AdaptiveNorm(torch.autograd.Function):
             (d_gain * (1 + scale)).sum(0).to(low), (d_gain * weight).to(low), d_shift.to(low),
             None, None,
         )  # fmt: skip
+
+
+def _programs(where: Tensor) -> int:
+    """How many programs fill the device once."""
+    if not where.is_cuda:
+        return _RESIDENT
+    return _RESIDENT * torch.cuda.get_device_properties(where.device).multi_processor_count
 
 
 def _or(given: Tensor | None, filler: Tensor) -> Tensor:
@@ -182,7 +193,6 @@ def _backward_kernel(
     d_y_ptr, d_after_ptr, after_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr,
     mean_ptr, rstd_ptr, d_h_ptr, d_value_ptr, sums_ptr, length, gate_rows, scale_rows, seed_ptr,
     threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
     HAS_AFTER: tl.constexpr, HAS_BRANCH: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -191,7 +201,7 @@ def _backward_kernel(
     d_h = d_h' + rstd (g - mean(g) - n mean(g n)),    d_branch = d_h gate (kept by dropout)
     """
     chunk, entry = tl.program_id(0), tl.program_id(1)
-    feature = tl.arange(0, BLOCK)[None]
+    feature = tl.arange(0, BLOCK)
     inside = feature < W
     scale = tl.load(scale_ptr + entry * scale_rows + feature, mask=inside, other=0.0)
     gain = tl.load(weight_ptr + feature, mask=inside, other=0.0).to(tl.float32)
@@ -201,47 +211,73 @@ def _backward_kernel(
         gate = gate.to(tl.float32)
         if HAS_BIAS:
             bias = tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
-    sum_shift = tl.zeros((ROWS, BLOCK), tl.float32)
-    sum_gain = tl.zeros((ROWS, BLOCK), tl.float32)
-    sum_gate = tl.zeros((ROWS, BLOCK), tl.float32)
-    sum_bias = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, CHUNK, ROWS):
-        position = chunk * CHUNK + start + tl.arange(0, ROWS)[:, None]
+    sum_shift = tl.zeros((BLOCK,), tl.float32)
+    sum_gain = tl.zeros((BLOCK,), tl.float32)
+    sum_gate = tl.zeros((BLOCK,), tl.float32)
+    sum_bias = tl.zeros((BLOCK,), tl.float32)
+    first = chunk * CHUNK
+    # The next token is on its way while this one is worked on. Beyond the end it reads as zeros.
+    after, d_y, d_after, value, mean, rstd = _load_token(
+        after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, first, length,
+        first < length, feature, W, HAS_AFTER, HAS_BRANCH,
+    )  # fmt: skip
+    for i in range(CHUNK):
+        position = first + i
         token = entry * length + position
         here = token.to(tl.int64) * W + feature
-        real = position < length
-        inside = (feature < W) & real
-        mean = tl.load(mean_ptr + token, mask=real, other=0.0)
-        rstd = tl.load(rstd_ptr + token, mask=real, other=0.0)
-        after = tl.load(after_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        d_y = tl.load(d_y_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        normed = tl.where(inside, (after - mean) * rstd, 0.0)
-        sum_shift += d_y
-        sum_gain += d_y * normed
-        g = d_y * gain
-        mean_g = tl.sum(g, 1)[:, None] / W
-        mean_gn = tl.sum(g * normed, 1)[:, None] / W
-        d_h = rstd * (g - mean_g - normed * mean_gn)
+        store = inside & (position < length)
+        next_after, next_d_y, next_d_after, next_value, next_mean, next_rstd = _load_token(
+            after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, position + 1,
+            length, (position + 1 < length) & (i + 1 < CHUNK), feature, W, HAS_AFTER, HAS_BRANCH,
+        )  # fmt: skip
+        normed = tl.where(inside, (after.to(tl.float32) - mean) * rstd, 0.0)
+        upstream = d_y.to(tl.float32)
+        sum_shift += upstream
+        sum_gain += upstream * normed
+        g = upstream * gain
+        d_h = rstd * (g - tl.sum(g, 0) / W - normed * (tl.sum(g * normed, 0) / W))
         if HAS_AFTER:
-            d_h += tl.load(d_after_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        tl.store(d_h_ptr + here, d_h.to(d_h_ptr.dtype.element_ty), mask=inside)
+            d_h += d_after.to(tl.float32)
+        tl.store(d_h_ptr + here, d_h.to(d_h_ptr.dtype.element_ty), mask=store)
         if HAS_BRANCH:
-            value = tl.load(value_ptr + here, mask=inside, other=0.0).to(tl.float32)
+            branch = value.to(tl.float32)
             if HAS_BIAS:
-                value += bias
-            d_value = tl.where(inside, d_h * gate, 0.0)
+                branch += bias
+            d_branch = d_h * gate
             if DROPOUT:
                 kept = keep(tl.load(seed_ptr), token, feature, threshold, factor)
-                value *= kept
-                d_value *= kept
-            sum_gate += tl.where(inside, d_h * value, 0.0)
-            sum_bias += d_value
-            tl.store(d_value_ptr + here, d_value.to(d_value_ptr.dtype.element_ty), mask=inside)
-    inside = feature < W
+                branch *= kept
+                d_branch *= kept
+            sum_gate += d_h * branch
+            sum_bias += d_branch
+            tl.store(d_value_ptr + here, d_branch.to(d_value_ptr.dtype.element_ty), mask=store)
+        after, d_y, d_after, value = next_after, next_d_y, next_d_after, next_value
+        mean, rstd = next_mean, next_rstd
     n_sums = 4 if HAS_BRANCH else 2
     at = sums_ptr + (entry * tl.num_programs(0) + chunk).to(tl.int64) * (n_sums * W) + feature
-    tl.store(at, tl.sum(sum_shift, 0)[None], mask=inside)
-    tl.store(at + W, tl.sum(sum_gain, 0)[None], mask=inside)
+    tl.store(at, sum_shift, mask=inside)
+    tl.store(at + W, sum_gain, mask=inside)
     if HAS_BRANCH:
-        tl.store(at + 2 * W, tl.sum(sum_gate, 0)[None], mask=inside)
-        tl.store(at + 3 * W, tl.sum(sum_bias, 0)[None], mask=inside)
+        tl.store(at + 2 * W, sum_gate, mask=inside)
+        tl.store(at + 3 * W, sum_bias, mask=inside)
+
+
+@triton.jit
+def _load_token(
+    after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, position, length, real,
+    feature, W: tl.constexpr, HAS_AFTER: tl.constexpr, HAS_BRANCH: tl.constexpr,
+):  # fmt: skip
+    token = entry * length + position
+    here = token.to(tl.int64) * W + feature
+    inside = (feature < W) & real
+    after = tl.load(after_ptr + here, mask=inside, other=0.0)
+    d_y = tl.load(d_y_ptr + here, mask=inside, other=0.0)
+    d_after = d_y
+    value = d_y
+    if HAS_AFTER:
+        d_after = tl.load(d_after_ptr + here, mask=inside, other=0.0)
+    if HAS_BRANCH:
+        value = tl.load(value_ptr + here, mask=inside, other=0.0)
+    mean = tl.load(mean_ptr + token, mask=real, other=0.0)
+    rstd = tl.load(rstd_ptr + token, mask=real, other=0.0)
+    return after, d_y, d_after, value, mean, rstd

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from xdlm.errors import UserError, did_you_mean
 from xdlm.ops.device import has_triton
-from xdlm.structs import HeadRows, RowStats
+from xdlm.structs import HeadRows, RowLosses, RowStats
 
 Impl = Literal["auto", "eager", "chunked", "fused"]
 
-#: From statistics of some rows (a slice of all): their losses, and the losses' derivatives by each
-#: statistic.
-RowLoss = Callable[[RowStats, slice], tuple[Tensor, RowStats]]
+#: From the statistics of rows: writes the losses of some of them (a slice of all), and the losses'
+#: derivatives by each statistic, into their places.
+RowLoss = Callable[[RowStats, slice, RowLosses], None]
 
 
 def row_stats(
@@ -132,8 +132,8 @@ def head_logits(
     logits = torch.mm(hidden, weight.T, out_dtype=dtype)
     if bias is not None:
         logits += bias
-    if special:
-        logits[:, list(special)] = -torch.inf
+    for token in special:
+        logits[:, token] = -torch.inf
     return logits
 
 

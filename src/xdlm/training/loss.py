@@ -14,14 +14,14 @@ from xdlm.objective import (
     Weighting,
     elbo_weight,
     nelbo_of_stats,
-    nelbo_with_gradient,
     row_log_c,
+    row_losses,
     stratified_times,
 )
 from xdlm.ops import Stream, row_loss, row_stats, uniform
 from xdlm.ops.gather import PickedRows, take_rows
 from xdlm.ops.rows import Impl
-from xdlm.structs import Batch, Coefs, HeadRows, RowStats, align
+from xdlm.structs import Batch, Coefs, HeadRows, RowLosses, RowStats, align
 
 
 class LossSums(NamedTuple):
@@ -71,23 +71,25 @@ class DiffusionLoss:
         )  # fmt: skip
         if self.impl == "eager":
             return self._by_autograd(at_rows, head_rows, scale)
-        return self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows] * scale, scale)
+        return self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows], scale)
 
     def _in_one_sweep(
         self, coefs: Coefs, rows: HeadRows, weight: Tensor, scale: Tensor
     ) -> LossSums:
         """Loss and gradient block by block; the bound is added up on the side."""
+        losses = row_losses(coefs, rows.x, rows.z, weight * scale)
+        if self.weighting is elbo_weight:
+            loss = row_loss(rows, losses, mask_id=self.process.special_ids, impl=self.impl)
+            return LossSums(loss, loss.detach())
         elbo = torch.zeros((), dtype=torch.float64, device=rows.x.device)
-        same = self.weighting is elbo_weight
+        by_bound = elbo_weight(coefs, rows.x, rows.z) / weight
 
-        def losses(stats: RowStats, part: slice) -> tuple[Tensor, RowStats]:
-            at, x, z = coefs.index(part), rows.x[part], rows.z[part]
-            if not same:
-                elbo.add_((nelbo_of_stats(at, stats, x, z).double() * scale[part]).sum())
-            return nelbo_with_gradient(at, stats, x, z, weight[part])
+        def both(stats: RowStats, part: slice, out: RowLosses) -> None:
+            losses(stats, part, out)
+            elbo.add_((out.losses[part] * by_bound[part]).sum())
 
-        loss = row_loss(rows, losses, mask_id=self.process.special_ids, impl=self.impl)
-        return LossSums(loss, loss.detach() if same else elbo)
+        loss = row_loss(rows, both, mask_id=self.process.special_ids, impl=self.impl)
+        return LossSums(loss, elbo)
 
     def _by_autograd(self, coefs: Coefs, rows: HeadRows, scale: Tensor) -> LossSums:
         """The slow twin: all logits at once, gradients by automatic differentiation."""
