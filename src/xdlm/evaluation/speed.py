@@ -7,6 +7,7 @@ after the other in the same process on the same weights, so their ratio means so
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -149,6 +150,9 @@ def _timed(
     run: Callable[[], None], repeats: int, method: str, task: str, impl: str, setting: SpeedSetting
 ) -> Speed:
     on_gpu = setting.device.type == "cuda"
+    if on_gpu:  # what earlier tasks have left
+        gc.collect()
+        torch.cuda.empty_cache()
     for _ in range(setting.warmup if task != "sample" else 1):
         run()
     if on_gpu:

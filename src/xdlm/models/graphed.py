@@ -8,20 +8,18 @@ first having warmed everything up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from xdlm.errors import UserError
 from xdlm.models.contract import Denoiser
 
 #: Recordings kept for a model, each with memory of its own.
 _KEPT = 4
-
-Trunk = Callable[..., Tensor]
 
 
 def run_trunk(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
@@ -42,7 +40,7 @@ def run_trunk(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None = N
     recording = recordings[key]
     if recording is None:
         kind = _TrainRecording if train else _Recording
-        recording = recordings[key] = kind(denoiser.trunk, parameters, z, t, label)
+        recording = recordings[key] = kind(denoiser, z, t, label)
     return recording(z, t, label)
 
 
@@ -50,7 +48,9 @@ class _Inputs:
     """The tensors that a recording reads, filled before each replay."""
 
     def __init__(self, z: Tensor, t: Tensor, label: Tensor | None) -> None:
-        self.tensors = [None if given is None else given.clone() for given in (z, t, label)]
+        self.tensors: tuple[Any, ...] = tuple(
+            None if given is None else given.clone() for given in (z, t, label)
+        )
 
     def fill(self, *given: Tensor | None) -> None:
         for own, new in zip(self.tensors, given, strict=True):
@@ -61,12 +61,10 @@ class _Inputs:
 class _Recording:
     """Without gradients."""
 
-    def __init__(
-        self, trunk: Trunk, parameters: Sequence[Tensor], z: Tensor, t: Tensor, label: Tensor | None
-    ) -> None:
+    def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
         self._inputs, self._graph = _Inputs(z, t, label), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._hidden = trunk(*self._inputs.tensors)
+            self._hidden = denoiser.trunk(*self._inputs.tensors)
 
     def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
         self._inputs.fill(z, t, label)
@@ -77,26 +75,42 @@ class _Recording:
 class _TrainRecording:
     """Forward and backward, as two graphs that share their memory."""
 
-    def __init__(
-        self, trunk: Trunk, parameters: Sequence[Tensor], z: Tensor, t: Tensor, label: Tensor | None
-    ) -> None:
-        self._inputs, self._parameters = _Inputs(z, t, label), parameters
+    def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
+        self._inputs, self._parameters = _Inputs(z, t, label), list(denoiser.parameters())
         self.runs = 0
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
+        # Leaves of their own over the same memory: those of the model may still belong to the graph of
+        # an earlier pass, and to its stream.
+        leaves = {
+            name: p.detach().requires_grad_(p.requires_grad)
+            for name, p in denoiser.named_parameters()
+        }
         with torch.cuda.graph(self.forward_graph, pool=pool):
-            hidden = trunk(*self._inputs.tensors)
+            hidden = functional_call(_TrunkOf(denoiser), leaves, self._inputs.tensors)
         self.d_hidden = torch.empty_like(hidden)
-        trained = [p for p in parameters if p.requires_grad]
+        trained = [leaf for leaf in leaves.values() if leaf.requires_grad]
         with torch.cuda.graph(self.backward_graph, pool=pool):
             gradients = torch.autograd.grad(hidden, trained, self.d_hidden, allow_unused=True)
         self.hidden = hidden.detach()
         found = iter(gradients)
-        self.gradients = [next(found) if p.requires_grad else None for p in parameters]
+        self.gradients = [next(found) if p.requires_grad else None for p in self._parameters]
 
     def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
         self._inputs.fill(z, t, label)
         return _Replay.apply(self, *self._parameters)
+
+
+class _TrunkOf(nn.Module):
+    """The trunk as a module's forward, with the denoiser's own names of parameters."""
+
+    def __init__(self, denoiser: Denoiser) -> None:
+        super().__init__()
+        self.__dict__.update(_modules=denoiser._modules, _parameters=denoiser._parameters)
+        self._trunk = denoiser.trunk
+
+    def forward(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+        return self._trunk(z, t, label)
 
 
 class _Replay(torch.autograd.Function):

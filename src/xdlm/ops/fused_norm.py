@@ -10,29 +10,16 @@ numbers dropout removes is a hash of (seed, token, feature), made anew in the ba
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_WARPS = 4
 #: Programs of the backward pass per multiprocessor.
 _RESIDENT = 4
 _EPS = 1e-5
-
-
-class _Shape(NamedTuple):
-    """Tokens are [batch, length]; conditioning rows are one for all or one per batch entry."""
-
-    batch: int
-    length: int
-    width: int
-
-    @property
-    def block(self) -> int:
-        return triton.next_power_of_2(self.width)
 
 
 def fused_adaptive_norm(
@@ -46,7 +33,12 @@ def fused_adaptive_norm(
     gate: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """`h'` and `y` for `h` and `branch` [B, L, W]; `scale`, `shift` and `gate` are [1 or B, W]."""
+    """`h'` and `y` for `h` and `branch` [B, L, W]; `scale`, `shift` and `gate` are [1 or B, W].
+
+    Without gradients `h'` takes the place of `h`, and `y` that of the branch.
+    """
+    if not torch.is_grad_enabled() and dropout == 0:
+        return _in_place(h, weight, scale, shift, branch, bias, gate)
     if branch is None:
         return h, _AdaptiveNorm.apply(h, None, None, None, weight, scale, shift, 0.0, None)
     # From torch's generator on the device: `torch.manual_seed` decides, also when a recording of this
@@ -55,52 +47,73 @@ def fused_adaptive_norm(
     return _AdaptiveNorm.apply(h, branch, bias, gate, weight, scale, shift, dropout, seed)
 
 
+def _in_place(
+    h: Tensor, weight: Tensor, scale: Tensor, shift: Tensor,
+    branch: Tensor | None, bias: Tensor | None, gate: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    y = torch.empty_like(h) if branch is None else branch
+    _launch_forward(h, branch, bias, gate, weight, scale, shift, h, y, None, 0.0, None)
+    return h, y
+
+
+def _launch_forward(
+    h: Tensor, value: Tensor | None, bias: Tensor | None, gate: Tensor | None, weight: Tensor,
+    scale: Tensor, shift: Tensor, after: Tensor, y: Tensor, moments: Tensor | None, dropout: float,
+    seed: Tensor | None,
+) -> None:  # fmt: skip
+    batch, length, width = h.shape
+    assert h.is_contiguous() and y.is_contiguous() and (value is None or value.is_contiguous())
+    mean, rstd = (h, h) if moments is None else moments.unbind()
+    block = triton.next_power_of_2(width)
+    _forward_kernel[(batch * length,)](
+        h, _or(value, h), _or(bias, h), _or(gate, h), weight, scale, shift,
+        after, y, mean, rstd, length, _rows(gate), _rows(scale), _rows(shift), _or(seed, h),
+        *_dropout(dropout), W=width, BLOCK=block,
+        HAS_BRANCH=value is not None, HAS_BIAS=bias is not None, DROPOUT=dropout > 0,
+        KEEP_MOMENTS=moments is not None, EPS=_EPS, num_warps=max(1, block // 1024),
+    )  # fmt: skip
+
+
 class _AdaptiveNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, value: Tensor | None, bias: Tensor | None, gate: Tensor | None,
         weight: Tensor, scale: Tensor, shift: Tensor, dropout: float, seed: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-        shape = _Shape(*h.shape)
         h = h.contiguous()
         value = None if value is None else value.contiguous()
         after = torch.empty_like(h) if value is not None else h
         y = torch.empty_like(h)
-        mean, rstd = h.new_empty(2, shape.batch * shape.length, dtype=torch.float32).unbind()
-        _forward_kernel[(shape.batch * shape.length,)](
-            h, _or(value, h), _or(bias, h), _or(gate, h), weight, scale, shift,
-            after, y, mean, rstd, shape.length, _rows(gate), _rows(scale), _rows(shift),
-            _or(seed, h), *_dropout(dropout), W=shape.width, BLOCK=shape.block,
-            HAS_BRANCH=value is not None, HAS_BIAS=bias is not None, DROPOUT=dropout > 0, EPS=_EPS,
-            num_warps=_WARPS,
+        moments = h.new_empty(2, h.shape[0] * h.shape[1], dtype=torch.float32)
+        _launch_forward(
+            h, value, bias, gate, weight, scale, shift, after, y, moments, dropout, seed
         )  # fmt: skip
-        ctx.save_for_backward(after, value, bias, gate, weight, scale, mean, rstd, seed)
-        ctx.dropout, ctx.shape = dropout, shape
+        ctx.save_for_backward(after, value, bias, gate, weight, scale, moments, seed)
+        ctx.dropout = dropout
         ctx.set_materialize_grads(False)
         return y if value is None else (after, y)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         d_after, d_y = upstream if len(upstream) == 2 else (None, *upstream)
-        after, value, bias, gate, weight, scale, mean, rstd, seed = ctx.saved_tensors
-        shape: _Shape = ctx.shape
+        after, value, bias, gate, weight, scale, moments, seed = ctx.saved_tensors
+        batch, length, width = after.shape
         d_y = torch.zeros_like(after) if d_y is None else d_y.contiguous()
         d_after = None if d_after is None else d_after.contiguous()
         d_h = torch.empty_like(after)
         d_value = torch.empty_like(after) if value is not None else None
-        batch, length = shape.batch, shape.length
         if len(scale) == 1:  # one sum for all, so that chunks may go on from entry to entry
             batch, length = 1, batch * length
         chunk = triton.cdiv(length, max(1, _programs(after) // batch))
         chunks = triton.cdiv(length, chunk)
-        n_sums = 2 if value is None else 4
-        sums = after.new_empty(batch, chunks, n_sums, shape.width, dtype=torch.float32)
+        n_sums, block = 2 if value is None else 4, triton.next_power_of_2(width)
+        sums = after.new_empty(batch, chunks, n_sums, width, dtype=torch.float32)
         _backward_kernel[(chunks, batch)](
             d_y, _or(d_after, d_y), after, _or(value, d_y), _or(bias, d_y), _or(gate, d_y), weight,
-            scale, mean, rstd, d_h, _or(d_value, d_h), sums, length, _rows(gate),
-            _rows(scale), _or(seed, d_y), *_dropout(ctx.dropout), W=shape.width, BLOCK=shape.block,
+            scale, *moments.unbind(), d_h, _or(d_value, d_h), sums, length, _rows(gate),
+            _rows(scale), _or(seed, d_y), *_dropout(ctx.dropout), W=width, BLOCK=block,
             CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
-            HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0, num_warps=_WARPS,
+            HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0, num_warps=max(4, block // 256),
         )  # fmt: skip
         total = sums.sum(1)
         d_shift, d_gain = total[:, 0], total[:, 1]
@@ -158,7 +171,8 @@ def _forward_kernel(
     h_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr,
     after_ptr, y_ptr, mean_ptr, rstd_ptr, length, gate_rows, scale_rows, shift_rows, seed_ptr,
     threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, HAS_BRANCH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, EPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, KEEP_MOMENTS: tl.constexpr,
+    EPS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     entry = token // length
@@ -184,8 +198,9 @@ def _forward_kernel(
     shift = tl.load(shift_ptr + entry * shift_rows + feature, mask=inside, other=0.0)
     y = centred * rstd * (weight * (1 + scale.to(tl.float32))) + shift.to(tl.float32)
     tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(mean_ptr + token, mean)
-    tl.store(rstd_ptr + token, rstd)
+    if KEEP_MOMENTS:
+        tl.store(mean_ptr + token, mean)
+        tl.store(rstd_ptr + token, rstd)
 
 
 @triton.jit(do_not_specialize=["threshold"])
