@@ -82,7 +82,7 @@ def test_bfloat16_is_as_exact_as_eager(rows, width, vocab, mask_id) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 1e-2)])
 def test_one_sweep_equals_autograd(monkeypatch, bias: bool, dtype, tolerance: float) -> None:
     rows, width, vocab, mask_id = SHAPES[2]
-    monkeypatch.setattr(TritonBlock, "elements", 64 * vocab)  # several blocks add up
+    monkeypatch.setattr(TritonBlock, "gradient_elements", 64 * vocab)  # several blocks add up
     (hidden, weight, offset), x, z, coefs = inputs(rows, width, vocab, mask_id, dtype)
     leaves = [hidden.requires_grad_(), weight.requires_grad_()]
     given = offset.requires_grad_() if bias else None

@@ -27,7 +27,7 @@ from xdlm.ops.head import DrawingHead
 from xdlm.structs import HeadRows
 
 rows.fused_obstacle = lambda device: None  # pretend that the kernels can run here
-TritonBlock.elements = 5 * 5000
+TritonBlock.elements = TritonBlock.gradient_elements = 5 * 5000
 for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4097, 4096, True, 0.0)]:
     process = Mixed(Vocab(vocab, mask_id), k=k)
     hidden, weight, offset, x, z = head_inputs(13, 8, vocab, mask_id, torch.float32, bias=bias)

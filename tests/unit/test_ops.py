@@ -51,7 +51,8 @@ def loss_and_grads(impl: str, hidden, weight, bias, x, z, process, t: float):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
 def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k) -> None:
-    monkeypatch.setattr(chunked.TorchBlock, "elements", 5 * vocab)  # several ragged chunks
+    for limit in ("elements", "gradient_elements"):
+        monkeypatch.setattr(chunked.TorchBlock, limit, 5 * vocab)  # several ragged chunks
     process = Mixed(Vocab(vocab, mask_id), k=k)
     inputs = head_inputs(rows, width, vocab, mask_id, torch.float64, bias=bias)
     reference = loss_and_grads("eager", *inputs, process, 0.4)
@@ -66,7 +67,7 @@ def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k)
 def test_one_sweep_equals_autograd(monkeypatch, k: float, t: float) -> None:
     """`row_loss` with the closed-form derivatives against `row_stats` and automatic ones."""
     vocab, mask_id = 101, 40
-    monkeypatch.setattr(chunked.TorchBlock, "elements", 7 * vocab)
+    monkeypatch.setattr(chunked.TorchBlock, "gradient_elements", 7 * vocab)
     process = Mixed(Vocab(vocab, mask_id), k=k)
     hidden, weight, bias, x, z = head_inputs(37, 8, vocab, mask_id, torch.float64)
     z = torch.where(z == mask_id, z, x) if k == 0 else z

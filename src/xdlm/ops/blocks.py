@@ -25,8 +25,9 @@ from xdlm.structs import HeadRows, RowLosses, RowStats
 class BlockMath(Protocol):
     """The statistics of a block of rows, then its gradient. Both look at a slice `part` of all rows."""
 
-    #: How many logits a block may hold.
+    #: How many logits a block may hold, without and with a gradient.
     elements: int
+    gradient_elements: int
 
     def prepare(self, head: Head) -> Head: ...
 
@@ -86,8 +87,9 @@ def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss:
     return _RowLoss.apply(*rows, special, impl, loss, torch.is_grad_enabled())
 
 
-def _blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
-    size = max(1, elements // vocab_size)
+def _blocks(rows: HeadRows, math: BlockMath, *, for_gradient: bool) -> Iterator[slice]:
+    n_rows, vocab_size = len(rows.hidden), len(rows.weight)
+    size = max(1, (math.gradient_elements if for_gradient else math.elements) // vocab_size)
     size -= size % 64 if size >= 64 else 0
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
@@ -148,7 +150,7 @@ class _RowStats(torch.autograd.Function):
         rows, (special, impl) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
         math, head = _prepared(rows, special, impl)
         found = empty_found(rows, for_gradient=False)
-        for part in _blocks(len(rows.hidden), head.size, math.elements):
+        for part in _blocks(rows, math, for_gradient=False):
             math.stats(rows, part, head, found)
         ctx.save_for_backward(*rows)
         ctx.special, ctx.impl = special, impl
@@ -161,10 +163,9 @@ class _RowStats(torch.autograd.Function):
         gradient = _HeadGradient(rows.hidden, head, ctx.needs_input_grad[:3])
         found = empty_found(rows, for_gradient=True)
         d = RowStats(*(grad.double().contiguous() for grad in upstream))
-        for part in _blocks(len(rows.hidden), head.size, math.elements):
+        for part in _blocks(rows, math, for_gradient=True):
             state = math.stats(rows, part, head, found)
             gradient.add(part, math.gradient(rows, part, head, state, found, d))
-            del state  # before the next logits are made
         one = torch.ones((), device=rows.hidden.device)
         return (*gradient.scaled(one), None, None, None, None, None)
 
@@ -181,12 +182,13 @@ class _RowLoss(torch.autograd.Function):
         found = empty_found(rows, for_gradient=gradient is not None)
         losses, *d = torch.zeros(5, len(rows.hidden), dtype=torch.float64, device=rows.x.device)
         out = RowLosses(losses, RowStats(*d))
-        for part in _blocks(len(rows.hidden), head.size, math.elements):
+        for part in _blocks(rows, math, for_gradient=gradient is not None):
             state = math.stats(rows, part, head, found)
-            loss(found.stats, part, out)
             if gradient is not None:
+                loss(found.stats, part, out)
                 gradient.add(part, math.gradient(rows, part, head, state, found, out.d))
-            del state  # before the next logits are made
+        if gradient is None:
+            loss(found.stats, slice(0, len(rows.hidden)), out)
         ctx.gradient = gradient
         return losses.sum()
 

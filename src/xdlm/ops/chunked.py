@@ -13,7 +13,7 @@ from xdlm.structs import HeadRows, RowStats
 class TorchBlock:
     """`BlockMath` in torch. The block is worked on in place, small enough for a CPU's cache."""
 
-    elements = 1 << 22
+    elements = gradient_elements = 1 << 22
 
     def prepare(self, head: Head) -> Head:
         return head

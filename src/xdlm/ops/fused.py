@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xdlm.ops.blocks import Found, Head
-from xdlm.ops.rows import head_logits
+from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
 
 _BLOCK = 2048
@@ -24,9 +24,14 @@ _ALIGN = 128
 
 
 class TritonBlock:
-    """`BlockMath` on a GPU. 2^25 float32 logits: 128 MB, whatever the number of rows."""
+    """`BlockMath` on a GPU. 200 MB of float32 logits, whatever the number of rows; 500 MB where there is
+    a gradient, since each block then reads and writes the gradient of the whole weight."""
 
-    elements = 1 << 25
+    elements = 3 << 24
+    gradient_elements = 1 << 27
+
+    def __init__(self) -> None:
+        self._workspace: Tensor | None = None
 
     def prepare(self, head: Head) -> Head:
         """Rows of zeros up to a multiple of 128, and one bias that is -inf beyond the vocabulary and
@@ -36,13 +41,20 @@ class TritonBlock:
         bias = head.weight.new_full((head.size + padding,), -torch.inf)
         bias[: head.size] = 0.0 if head.bias is None else head.bias.detach()
         for token in head.special:
-            bias[token] = -torch.inf
+            bias[token : token + 1].fill_(-torch.inf)  # unlike an assignment, this does not wait
         weight = F.pad(head.weight, (0, 0, 0, padding)) if padding else head.weight
         return head._replace(weight=weight, bias=bias)
 
     def logits(self, hidden: Tensor, head: Head) -> Tensor:
-        """[rows, padded V] without the bias, which the kernels add as they read."""
-        return head_logits(hidden, head.weight, None)
+        """[rows, padded V] without the bias, which the kernels add as they read. Holds until the next
+        call, which uses the same memory."""
+        rows, dtype = len(hidden), work_dtype(hidden.dtype)
+        if self._workspace is None or len(self._workspace) < rows:
+            self._workspace = hidden.new_empty(rows, len(head.weight), dtype=dtype)
+        out = self._workspace[:rows]
+        if hidden.dtype == dtype:
+            return torch.mm(hidden, head.weight.T, out=out)
+        return torch.mm(hidden, head.weight.T, out_dtype=dtype, out=out)
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
         logits = self.logits(rows.hidden[part], head)
