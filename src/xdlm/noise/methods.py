@@ -60,12 +60,11 @@ class Stationary(NoiseProcess):
 
     def _pi(self, like: Tensor) -> TokenValues:
         base = self.k / self.vocab.size
-        special = [base + self.mu[i] for i in self.special_ids]
-        return TokenValues(
-            like.new_tensor(base).expand(like.shape),
-            like.new_tensor(special).expand(*like.shape, len(special)),
-            self.special_ids,
-        )
+        # Filled where they are: a tensor made of Python numbers would have a GPU wait for its copy.
+        special = like.new_empty(*like.shape, len(self.special_ids))
+        for i, token_id in enumerate(self.special_ids):
+            special[..., i].fill_(base + self.mu[token_id])
+        return TokenValues(torch.full_like(like, base), special, self.special_ids)
 
     def coefs(self, t: Tensor | float) -> Coefs:
         t = torch.as_tensor(t, dtype=torch.float64)

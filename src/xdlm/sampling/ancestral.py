@@ -194,6 +194,9 @@ def _thinned_step(
     else:
         rows = needs_head.nonzero(as_tuple=True)
         active = evaluated.nonzero()[:, 0]
+        if z.is_cuda and 2 * len(active) > len(z):  # a whole batch can be replayed
+            evaluated = torch.ones_like(evaluated)
+            active = torch.arange(len(z), device=z.device)
         if not len(active):
             nothing = torch.empty(0, dtype=torch.int64, device=z.device)
             z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
