@@ -210,3 +210,13 @@ class Batch:
     tokens: Tensor
     index: Tensor
     label: Tensor | None = None
+
+
+class Noised(NamedTuple):
+    """A batch with noise on it; all [B, L]. `weight` is that of the likelihood bound; `chance` is the
+    probability with which a position is looked at, and `picked` whether it is."""
+
+    z: Tensor
+    weight: Tensor
+    chance: Tensor
+    picked: Tensor

@@ -45,10 +45,17 @@ def _uniform_kernel(
     position = tl.load(
         position_ptr + row * position_row + column * position_column, mask=inside, other=0
     )
-    c0 = position.to(tl.uint32)
-    c1 = sample.to(tl.uint32)
-    c2 = tl.zeros((BLOCK,), tl.uint32) + step.to(tl.uint32)
-    c3 = ((sample >> 32) & 0xFFFFFF).to(tl.uint32) | stream.to(tl.uint32)
+    high = ((sample >> 32) & 0xFFFFFF).to(tl.uint32) | stream.to(tl.uint32)
+    zero = tl.zeros((BLOCK,), tl.uint32)
+    uniform = philox_uniform(
+        position.to(tl.uint32), sample.to(tl.uint32), zero + step.to(tl.uint32), high, key0, key1
+    )
+    tl.store(out_ptr + row * columns + column, uniform, mask=inside)
+
+
+@triton.jit
+def philox_uniform(c0, c1, c2, c3, key0, key1):
+    """Float64 in [0, 1) from ten rounds on four 32-bit words: `counter.philox` and its 53 bits."""
     k0 = key0.to(tl.uint32)
     k1 = key1.to(tl.uint32)
     for _ in tl.static_range(10):
@@ -63,5 +70,4 @@ def _uniform_kernel(
         k0 = (k0.to(tl.uint64) + 0x9E3779B9).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
     bits = (c0.to(tl.uint64) << 21) | (c1.to(tl.uint64) >> 11)
-    at = row * columns + column
-    tl.store(out_ptr + at, bits.to(tl.float64) * 1.1102230246251565e-16, mask=inside)
+    return bits.to(tl.float64) * 1.1102230246251565e-16

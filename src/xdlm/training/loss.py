@@ -21,7 +21,8 @@ from xdlm.objective import (
 from xdlm.ops import Stream, row_loss, row_stats, uniform
 from xdlm.ops.gather import PickedRows, take_rows
 from xdlm.ops.rows import Impl
-from xdlm.structs import Batch, Coefs, HeadRows, RowLosses, RowStats, align
+from xdlm.structs import Batch, Coefs, HeadRows, RowLosses, RowStats
+from xdlm.training.noised import noised
 
 
 class LossSums(NamedTuple):
@@ -51,17 +52,16 @@ class DiffusionLoss:
         x, index = batch.tokens, batch.index
         low, high = self.process.time_range
         t = stratified_times(seed, step, index % global_batch, global_batch, time_range=(low, high))
-        position = torch.arange(x.shape[1], device=x.device)[None]
         coefs = self.process.coefs(t)
-        z = self.process.corrupt_with(
-            coefs, x, uniform(seed, Stream.CORRUPT, index[:, None], position)
+        z, weight, chance, picked = noised(
+            self.process, coefs, x, index, seed=seed, kept_rows=self.kept_rows
         )
+        if self.weighting is not elbo_weight:
+            weight = self.weighting(coefs, x, z)
+        pending = PickedRows(picked)
         label = self._drop_labels(batch.label, index, seed)
-        weight = self.weighting(coefs, x, z)
-        chance = self._chance(coefs, weight, x, z)
-        picked = PickedRows(self._pick(chance, index, position, seed))
         hidden = run_trunk(denoiser, z, t.float(), label).flatten(0, 1)
-        rows = picked.flat
+        rows = pending.flat
         at_rows = coefs.index(rows // x.shape[1])
         x, z = x.flatten()[rows], z.flatten()[rows]
         scale = (high - low) / chance.flatten()[rows]
@@ -97,25 +97,6 @@ class DiffusionLoss:
         losses = nelbo_of_stats(coefs, stats, rows.x, rows.z, self.weighting)
         elbo = nelbo_of_stats(coefs, stats, rows.x, rows.z).detach()
         return LossSums((losses.double() * scale).sum(), (elbo.double() * scale).sum())
-
-    def _chance(self, coefs: Coefs, weight: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """The probability of looking at each position: 0 where it has no weight, 1 where it changed.
-
-        An unchanged token counts for as much as the probability that it is noise after all,
-        `b(z)/f(x, z)`, which for all but the last times is tiny; so it is looked at with that
-        probability, or `kept_rows` if that is more, and counts for the inverse.
-        """
-        chance = torch.where(weight > 0, 1.0, 0.0).double()
-        if self.kept_rows == 1 or not self.process.has_uniform_noise:
-            return chance
-        noise = coefs.b.at(z)
-        by_noise = (noise / (align(coefs.alpha, z) + noise)).clamp(self.kept_rows, 1.0)
-        return torch.where(z == x, by_noise, 1.0) * chance
-
-    def _pick(self, chance: Tensor, index: Tensor, position: Tensor, seed: int) -> Tensor:
-        if self.kept_rows == 1 or not self.process.has_uniform_noise:
-            return chance > 0
-        return uniform(seed, Stream.ROW_THINNING, index[:, None], position) < chance
 
     def _drop_labels(self, label: Tensor | None, index: Tensor, seed: int) -> Tensor | None:
         if label is None or self.label_dropout == 0:

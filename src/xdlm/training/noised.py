@@ -1,0 +1,48 @@
+"""A batch on its way into the loss: noise it, weigh its positions, pick those to look at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xdlm.noise import NoiseProcess
+from xdlm.objective import elbo_weight
+from xdlm.ops import Stream, uniform
+from xdlm.ops.device import has_triton
+from xdlm.structs import Coefs, Noised, align
+
+
+def noised(
+    process: NoiseProcess, coefs: Coefs, x: Tensor, index: Tensor, *, seed: int, kept_rows: float
+) -> Noised:
+    """Draw `z` for `x` [B, L]; everything random depends on the seed and the samples' numbers alone.
+
+    Positions of no weight are never looked at, changed ones always. An unchanged token counts for as
+    much as the probability that it is noise after all, `b(z)/f(x, z)`, which for all but the last times
+    is tiny; so it is looked at with that probability, or `kept_rows` if that is more, and then counts
+    for the inverse.
+    """
+    if not process.has_uniform_noise:
+        kept_rows = 1.0
+    if x.is_cuda and has_triton():
+        from xdlm.ops.fused_noise import fused_noised
+
+        return fused_noised(coefs, process.vocab.size, x, index, seed, kept_rows)
+    return noised_in_torch(process, coefs, x, index, seed, kept_rows)
+
+
+def noised_in_torch(
+    process: NoiseProcess, coefs: Coefs, x: Tensor, index: Tensor, seed: int, kept_rows: float
+) -> Noised:
+    """The kernel's slow twin, and the CPU's way."""
+    sample, position = index[:, None], torch.arange(x.shape[1], device=x.device)[None]
+    z = process.corrupt_with(coefs, x, uniform(seed, Stream.CORRUPT, sample, position))
+    weight = elbo_weight(coefs, x, z)
+    chance = torch.where(weight > 0, 1.0, 0.0).double()
+    if kept_rows == 1:
+        return Noised(z, weight, chance, weight > 0)
+    noise = coefs.b.at(z)
+    by_noise = (noise / (align(coefs.alpha, z) + noise)).clamp(kept_rows, 1.0)
+    chance = torch.where(z == x, by_noise, 1.0) * chance
+    picked = uniform(seed, Stream.ROW_THINNING, sample, position) < chance
+    return Noised(z, weight, chance, picked)
