@@ -8,6 +8,8 @@ cache) and writes the statistics; the second reads it once and writes the gradie
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +20,7 @@ from xdlm.ops.blocks import Found, Head
 from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
 
-_BLOCK = 2048
+_BLOCK = 1024
 _WARPS = 8
 _ALIGN = 128
 
@@ -34,12 +36,15 @@ class TritonBlock:
         self._workspace: Tensor | None = None
 
     def prepare(self, head: Head) -> Head:
-        """Rows of zeros up to a multiple of 128, and one bias that is -inf beyond the vocabulary and
-        at special tokens. A product with aligned rows runs three times as fast, and kernels that read
-        whole vectors need no other test of what counts."""
+        """Rows of zeros up to a multiple of 128, and one bias in units of log 2 that is -inf beyond the
+        vocabulary and at special tokens. A product with aligned rows runs three times as fast, and
+        kernels that read whole vectors need no other test of what counts."""
         padding = -head.size % _ALIGN
-        bias = head.weight.new_full((head.size + padding,), -torch.inf)
-        bias[: head.size] = 0.0 if head.bias is None else head.bias.detach()
+        bias = head.weight.new_full((head.size + padding,), -torch.inf, dtype=torch.float32)
+        if head.bias is None:
+            bias[: head.size].zero_()
+        else:
+            torch.mul(head.bias.detach().float(), math.log2(math.e), out=bias[: head.size])
         for token in head.special:
             bias[token : token + 1].fill_(-torch.inf)  # unlike an assignment, this does not wait
         weight = F.pad(head.weight, (0, 0, 0, padding)) if padding else head.weight
@@ -85,31 +90,32 @@ def _or(given: Tensor | None, filler: Tensor) -> Tensor:
 
 @triton.jit
 def load_logits(row_ptr, bias_ptr, token, width: tl.constexpr):
-    """Logits at some tokens of a row, the bias added; -inf where there is no ordinary token."""
+    """Logits at some tokens of a row, the bias added, in units of log 2 (so that e^logit = 2^this);
+    -inf where there is no ordinary token."""
     inside = token < width
-    value = tl.load(row_ptr + token, mask=inside, other=-float("inf"))
-    return value + tl.load(bias_ptr + token, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(row_ptr + token, mask=inside, other=0.0)
+    bias = tl.load(bias_ptr + token, mask=inside, other=-float("inf"))
+    return tl.fma(value, 1.4426950408889634, bias)
 
 
 @triton.jit
-def _exp(value):
-    """e^value as one multiplication and the hardware's 2^x."""
-    return tl.exp2(value * 1.4426950408889634)
+def _log1p(v):
+    """log(1 + v) for v >= 0, to float32's precision (relative error 1.1e-7).
 
-
-@triton.jit
-def _log1p(u):
-    """log(1 + u) for u >= 0, to float32's precision.
-
-    The hardware's logarithm is exact to 2^-22, too little near 1. Below 1/4 stands u (1 + u r(u)) with
-    r a Chebyshev fit of degree 5 to (log1p(u)/u - 1)/u on [0, 1/4]: relative error 9e-8.
+    1 + v = 2^n (1 + r) with r in [-1/4, 1/2]; r comes from v itself, so that small v lose nothing. Then
+    log(1 + r) = r + r^2 q(r), with q a least-squares fit of degree 7.
     """
-    r = 0.07821334450849272 * u - 0.15080443126276158
-    r = r * u + 0.19807988722748515
-    r = r * u - 0.24989197113285977
-    r = r * u + 0.3333310793831189
-    r = r * u - 0.4999999923179881
-    return tl.where(u < 0.25, u * (1 + u * r), tl.log2(1 + u) * 0.6931471805599453)
+    n = ((1 + v).to(tl.int32, bitcast=True) - 0x3F400000) & -0x800000
+    inverse = (0x3F800000 - n).to(tl.float32, bitcast=True)
+    r = tl.fma(v, inverse, inverse - 1)
+    q = tl.fma(r, 0.04742371290922165, -0.11351145803928375)
+    q = tl.fma(q, r, 0.1482638418674469)
+    q = tl.fma(q, r, -0.16874758899211884)
+    q = tl.fma(q, r, 0.19994744658470154)
+    q = tl.fma(q, r, -0.24992650747299194)
+    q = tl.fma(q, r, 0.33333173394203186)
+    q = tl.fma(q, r, -0.5000006556510925)
+    return tl.fma(n.to(tl.float32), 8.262958294867817e-08, tl.fma(q, r * r, r))  # n holds 2^23 n
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -124,23 +130,28 @@ def _stats_kernel(
     row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * stride
     row = first + tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
-    # Each lane keeps the highest logit it has seen and the mass relative to it: one exponential per
-    # logit, of minus the distance to the highest. It starts at a finite value, so that -inf adds 0.
+    # Each lane keeps the highest logit it has seen and the mass relative to it, four tokens at a time.
+    # It starts at a finite value, so that -inf adds 0.
     top = tl.full((BLOCK,), -3.0e38, tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, BLOCK):
-        value = load_logits(row_ptr, bias_ptr, start + lanes, width)
-        drop = _exp(-tl.abs(value - top))
-        mass = tl.where(value > top, mass * drop + 1, mass + drop)
-        top = tl.maximum(top, value)
+    for start in range(0, width, 4 * BLOCK):
+        v0 = load_logits(row_ptr, bias_ptr, start + lanes, width)
+        v1 = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
+        v2 = load_logits(row_ptr, bias_ptr, start + 2 * BLOCK + lanes, width)
+        v3 = load_logits(row_ptr, bias_ptr, start + 3 * BLOCK + lanes, width)
+        before = top
+        top = tl.maximum(tl.maximum(top, tl.maximum(v0, v1)), tl.maximum(v2, v3))
+        added = (tl.exp2(v0 - top) + tl.exp2(v1 - top)) + (tl.exp2(v2 - top) + tl.exp2(v3 - top))
+        mass = tl.fma(mass, tl.exp2(before - top), added)
     highest = tl.max(top, 0)
-    total_mass = tl.sum(mass * _exp(top - highest), 0)
-    log_mass = tl.log(total_mass)
-    tl.store(lse_ptr + row, highest.to(tl.float64) + log_mass.to(tl.float64))
+    total_mass = tl.sum(mass * tl.exp2(top - highest), 0)
+    log2 = 0.6931471805599453
+    lse = highest.to(tl.float64) * log2 + tl.log(total_mass.to(tl.float64))
+    tl.store(lse_ptr + row, lse)
     at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), width)
     at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
-    tl.store(logit_x_ptr + row, at_x.to(tl.float64))
-    tl.store(logit_z_ptr + row, at_z.to(tl.float64))
+    tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
+    tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
     if HAS_SUM:
         total = tl.zeros((BLOCK,), tl.float32)
         spread = tl.zeros((BLOCK,), tl.float32)
@@ -152,7 +163,7 @@ def _stats_kernel(
             start = last - offset
             one = load_logits(row_ptr, bias_ptr, start + lanes, width)
             other = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
-            u, v = c * _exp(one - highest), c * _exp(other - highest)
+            u, v = c * tl.exp2(one - highest), c * tl.exp2(other - highest)
             product = u * v
             both = u + v + product
             total += _log1p(both)
@@ -173,7 +184,6 @@ def _gradient_kernel(
     here = tl.program_id(0).to(tl.int64) * stride
     row = first + tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK)
-    lse = tl.load(lse_ptr + row)
     x, z = tl.load(x_ptr + row), tl.load(z_ptr + row)
     d_x, d_z = tl.load(d_x_ptr + row).to(tl.float32), tl.load(d_z_ptr + row).to(tl.float32)
     on_probs = tl.load(d_lse_ptr + row).to(tl.float32)
@@ -184,13 +194,13 @@ def _gradient_kernel(
         on_probs -= d_total * tl.load(spread_ptr + row)
         c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
     # Subtract in two parts, so that a float32 logit loses nothing to the size of lse.
+    lse = tl.load(lse_ptr + row) * 1.4426950408889634
     high = lse.to(tl.float32)
     low = (lse - high.to(tl.float64)).to(tl.float32)
     for start in range(0, width, BLOCK):
         token = start + lanes
-        inside = token < width
         value = load_logits(logits_ptr + here, bias_ptr, token, width)
-        p = _exp((value - high) - low)
+        p = tl.exp2((value - high) - low)
         d = p * on_probs
         if HAS_SUM:
             u = c * p
@@ -198,4 +208,6 @@ def _gradient_kernel(
         d += tl.where(token == x, d_x, 0.0)
         # A special token's logit is the constant -inf: nothing flows back into it.
         d += tl.where((token == z) & (value > -float("inf")), d_z, 0.0)
-        tl.store(d_logits_ptr + here + token, d.to(d_logits_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            d_logits_ptr + here + token, d.to(d_logits_ptr.dtype.element_ty), mask=token < width
+        )

@@ -52,7 +52,7 @@ def _draw_kernel(
         tops = tl.where(this, top, tops)
         sums = tl.where(this, tl.sum(_masses(value, top), 0), sums)
     highest = tl.max(tops, 0)
-    relative = tl.exp((tops - highest).to(tl.float64))
+    relative = tl.exp2((tops - highest).to(tl.float64))
     through = tl.cumsum(sums * relative, 0)
     total = tl.max(through, 0)
     target = tl.load(uniform_ptr + row) * total
@@ -70,10 +70,10 @@ def _draw_kernel(
         drawn_ptr + row, (block * BLOCK + tl.sum((running <= rest).to(tl.int32), 0)).to(tl.int64)
     )
     at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
-    tl.store(p_z_ptr + row, tl.exp(at_z - highest).to(tl.float64) / total)
+    tl.store(p_z_ptr + row, tl.exp2(at_z - highest).to(tl.float64) / total)
 
 
 @triton.jit
 def _masses(value, top):
-    """e^(value - top) in float64; all zero where there is nothing to draw."""
-    return tl.where(value > -float("inf"), tl.exp(value - top), 0.0).to(tl.float64)
+    """2^(value - top) in float64; all zero where there is nothing to draw."""
+    return tl.where(value > -float("inf"), tl.exp2(value - top), 0.0).to(tl.float64)
