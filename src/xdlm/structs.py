@@ -213,10 +213,11 @@ class Batch:
 
 
 class Noised(NamedTuple):
-    """A batch with noise on it; all [B, L]. `weight` is that of the likelihood bound; `chance` is the
-    probability with which a position is looked at, and `picked` whether it is."""
+    """A batch with noise on it; all [B, L]. `weight` is that of the likelihood bound. Where `picked`, a
+    position is looked at, and counts `scale` times: the inverse of the probability that it was picked.
+    Elsewhere the scale is 0."""
 
     z: Tensor
     weight: Tensor
-    chance: Tensor
+    scale: Tensor
     picked: Tensor

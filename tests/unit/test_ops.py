@@ -19,6 +19,7 @@ from xdlm.ops import (
     uniform,
 )
 from xdlm.ops.counter import philox
+from xdlm.ops.gather import _picked_first, take_rows
 from xdlm.structs import HeadRows
 
 
@@ -236,3 +237,15 @@ def test_categorical_never_draws_what_is_impossible() -> None:
     for u in (0.0, 0.5, 1 - 2.0**-53):
         drawn = categorical(logits, torch.full((3,), u, dtype=torch.float64))
         assert drawn.tolist() == [5, 599, 300]
+
+
+def test_picked_rows_come_first_and_all_rows_once() -> None:
+    for mask in ([0, 0, 0], [1, 1, 1], [0, 1, 1, 0, 1], [1, 0]):
+        flags = torch.tensor(mask, dtype=torch.bool)
+        order = _picked_first(flags).tolist()
+        assert order == flags.nonzero()[:, 0].tolist() + (~flags).nonzero()[:, 0].tolist()
+
+
+def test_taken_rows_give_their_gradient_back() -> None:
+    source = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: take_rows(s, torch.tensor([5, 0, 2])), source)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from xdlm import UserError, Vocab
 from xdlm.models import PRESETS, Denoiser, DiT
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
-from xdlm.ops.gather import _compact
 from xdlm.sampling import (
     Change,
     Filter,
@@ -250,12 +249,6 @@ def test_labels_follow_the_sequences_that_are_evaluated() -> None:
         label=torch.tensor([3, 8]),
     )  # fmt: skip
     assert set(seen) == {(3,), (8,)}
-
-
-def test_compaction() -> None:
-    for mask in ([0, 0, 0], [1, 1, 1], [0, 1, 1, 0, 1], [1, 0]):
-        flags = torch.tensor(mask, dtype=torch.bool)
-        assert _compact(flags)[: flags.sum()].tolist() == flags.nonzero()[:, 0].tolist()
 
 
 def test_legs_say_how_much_is_drawn() -> None:

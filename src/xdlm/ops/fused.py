@@ -26,10 +26,10 @@ _ALIGN = 128
 
 
 class TritonBlock:
-    """`BlockMath` on a GPU. 200 MB of float32 logits, whatever the number of rows; 500 MB where there is
+    """`BlockMath` on a GPU. 128 MB of float32 logits, whatever the number of rows; 512 MB where there is
     a gradient, since each block then reads and writes the gradient of the whole weight."""
 
-    elements = 52 << 20
+    elements = 1 << 25
     gradient_elements = 1 << 27
 
     def __init__(self) -> None:

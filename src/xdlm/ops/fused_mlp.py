@@ -29,6 +29,7 @@ def fused_mlp(h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor)
             # The product's own epilogue applies bias and GELU: nothing is written twice.
             inner = torch._addmm_activation(bias_in, flat[rows], weight_in.T, use_gelu=True)
             torch.mm(inner, weight_out.T, out=out[rows])
+            del inner  # before the next one is made
     return out.view(*h.shape[:-1], -1)
 
 

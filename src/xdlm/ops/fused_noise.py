@@ -22,24 +22,24 @@ def fused_noised(
     batch, length = x.shape
     special_ids, rate = coefs.b.special_ids, coefs.rate
     z, picked = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-    weight, chance = x.new_empty(2, batch, length, dtype=torch.float64)
+    weight, scale = x.new_empty(2, batch, length, dtype=torch.float64)
     per_entry = [
         field.contiguous()
         for field in (coefs.alpha, coefs.b.tok, coefs.b.special, rate.tok, rate.special)
     ]
     _noise_kernel[(triton.cdiv(length, _BLOCK), batch)](
-        x.contiguous(), index.contiguous(), *per_entry, z, weight, chance, picked, length,
+        x.contiguous(), index.contiguous(), *per_entry, z, weight, scale, picked, length,
         vocab_size - len(special_ids), seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF,
         CORRUPT=int(Stream.CORRUPT), THINNING=int(Stream.ROW_THINNING), SPECIAL=special_ids,
         RISING=tuple(sorted(special_ids)), N_SPECIAL=len(special_ids), KEPT=kept_rows, BLOCK=_BLOCK,
     )  # fmt: skip
-    return Noised(z, weight, chance, picked)
+    return Noised(z, weight, scale, picked)
 
 
 @triton.jit(do_not_specialize=["length", "n_ordinary", "key0", "key1"])
 def _noise_kernel(
     x_ptr, index_ptr, alpha_ptr, b_ptr, b_special_ptr, rate_ptr, rate_special_ptr,
-    z_ptr, weight_ptr, chance_ptr, picked_ptr, length, n_ordinary, key0, key1,
+    z_ptr, weight_ptr, scale_ptr, picked_ptr, length, n_ordinary, key0, key1,
     CORRUPT: tl.constexpr, THINNING: tl.constexpr, SPECIAL: tl.constexpr, RISING: tl.constexpr,
     N_SPECIAL: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -83,16 +83,16 @@ def _noise_kernel(
     weight = tl.where(nothing, 0.0, rate / tl.where(reach <= 0, 1.0, reach))
 
     # Whether to look at it: always where it changed, else by the probability that it is noise.
-    chance = tl.where(weight > 0, 1.0, 0.0).to(tl.float64)
     picked = weight > 0
+    chance = tl.full((BLOCK,), 1.0, tl.float64)
     if KEPT < 1:
         kept = tl.full((BLOCK,), KEPT, tl.float64)  # a bare constant would be rounded to float32
         by_noise = tl.minimum(tl.maximum(b_z / reach, kept), 1.0)
-        chance *= tl.where(z == x, by_noise, 1.0)
-        picked = _uniform(sample, position, key0, key1, THINNING, BLOCK) < chance
+        chance = tl.where(z == x, by_noise, 1.0)
+        picked = picked & (_uniform(sample, position, key0, key1, THINNING, BLOCK) < chance)
     tl.store(z_ptr + at, z, mask=inside)
     tl.store(weight_ptr + at, weight, mask=inside)
-    tl.store(chance_ptr + at, chance, mask=inside)
+    tl.store(scale_ptr + at, tl.where(picked, 1 / chance, 0.0), mask=inside)
     tl.store(picked_ptr + at, picked, mask=inside)
 
 

@@ -7,37 +7,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: On a GPU the number of rows is rounded up to a multiple of this: the library for matrix products
+#: spends milliseconds on each size that it has not met before.
+_MULTIPLE = 256
+
 
 class PickedRows:
     """The places where a mask holds. On a GPU their number travels to the host while other work runs:
-    make this first, then start the work that does not need it, then ask for `flat`."""
+    make this first, then start the work that does not need it, then ask for `order`."""
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
-        self._flat: Tensor | None = None
         if mask.is_cuda:
             self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
             self._count.copy_(self._mask.sum(), non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record(torch.cuda.current_stream(mask.device))
 
-    @property
-    def flat(self) -> Tensor:
-        """Indices into the flattened mask, in order."""
-        if self._flat is None:
-            if self._mask.is_cuda:
-                self._done.synchronize()
-                self._flat = _compact(self._mask)[: int(self._count)]
-            else:
-                self._flat = self._mask.nonzero()[:, 0]
-        return self._flat
+    def order(self) -> tuple[Tensor, int]:
+        """Indices into the flattened mask, all distinct, and how many of them are picked: those come
+        first, in order. On a GPU some that are not picked may follow."""
+        if not self._mask.is_cuda:
+            rows = self._mask.nonzero()[:, 0]
+            return rows, len(rows)
+        self._done.synchronize()
+        count = int(self._count)
+        return _picked_first(self._mask)[: -(-count // _MULTIPLE) * _MULTIPLE], count
 
 
-def _compact(mask: Tensor) -> Tensor:
-    """The places where a flat mask is True come first, in order; what follows them is arbitrary."""
+def _picked_first(mask: Tensor) -> Tensor:
+    """The places where a flat mask is True in order, then those where it is not."""
     place = torch.arange(len(mask), device=mask.device)
-    target = torch.where(mask, mask.cumsum(0) - 1, len(mask))
-    return place.new_zeros(len(mask) + 1).scatter_(0, target, place)
+    through = mask.cumsum(0)
+    target = torch.where(mask, through - 1, through[-1] + place - through)
+    return torch.empty_like(place).scatter_(0, target, place)
 
 
 def take_rows(source: Tensor, rows: Tensor) -> Tensor:

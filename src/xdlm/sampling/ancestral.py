@@ -178,35 +178,46 @@ def _thinned_step(
     run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
 ) -> tuple[Tensor, Tensor, int]:
     """Next state, which sequences went through the trunk, and how many rows through the head."""
-    process, label = run.process, run.label
+    process, length = run.process, z.shape[1]
     plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, run.free)
-    needs_head = plan.needs_head
-    rows: tuple[Tensor, ...]
-    evaluated = needs_head.any(1)
-    if z.is_cuda and leg.gain * run.n_free > _SURELY_BUSY:
-        # Counting the rows would make the device wait for the host; let the count travel back while
-        # the trunk runs. Every sequence goes through the trunk, as it would have anyway.
-        picked = PickedRows(needs_head)
-        evaluated = torch.ones_like(evaluated)
-        hidden = _run_trunk(run.denoiser, leg, z, label).flatten(0, 1)
-        rows = (picked.flat // z.shape[1], picked.flat % z.shape[1])
-        hidden = hidden[picked.flat]
-    else:
-        rows = needs_head.nonzero(as_tuple=True)
-        active = evaluated.nonzero()[:, 0]
-        if z.is_cuda and 2 * len(active) > len(z):  # a whole batch can be replayed
-            evaluated = torch.ones_like(evaluated)
-            active = torch.arange(len(z), device=z.device)
-        if not len(active):
-            nothing = torch.empty(0, dtype=torch.int64, device=z.device)
-            z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
-            return z, evaluated, 0
-        active_label = None if label is None else label[active]
-        hidden = _run_trunk(run.denoiser, leg, z[active], active_label)[needs_head[active]]
-    drawn, p_z = run.head.draw(hidden, uniforms.token[rows], z[rows], reshape)
+    evaluated, active = _evaluated(run, leg, plan.needs_head)
+    picked = PickedRows(plan.needs_head[active])
+    if evaluated is None:
+        evaluated = torch.ones_like(z[:, 0], dtype=torch.bool)
+    elif not bool(evaluated.any()):
+        nothing = torch.empty(0, dtype=torch.int64, device=z.device)
+        rows: tuple[Tensor, ...] = (nothing, nothing)
+        z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
+        return z, evaluated, 0
+    hidden = _run_trunk(
+        run.denoiser, leg, z[active], None if run.label is None else run.label[active]
+    )
+    order, n_rows = picked.order()
+    flat = order if isinstance(active, slice) else active[order // length] * length + order % length
+    drawn, p_z = run.head.draw(
+        hidden.flatten(0, 1)[order], uniforms.token.flatten()[flat], z.flatten()[flat], reshape
+    )
+    flat, drawn, p_z = flat[:n_rows], drawn[:n_rows], p_z[:n_rows]
+    rows = (flat // length, flat % length)
     noisy = is_noise(leg.at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
     z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, drawn)
-    return z, evaluated, rows[0].numel()
+    return z, evaluated, n_rows
+
+
+def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
+    """Which sequences go through the trunk, as a mask (None: all) and as an index.
+
+    On a GPU it is all of them where hardly one could be left out, since to look which would make the
+    device wait for the host; and where it is most of them, since a whole batch can be replayed.
+    """
+    everyone = None, slice(None)
+    if needs_head.is_cuda and leg.gain * run.n_free > _SURELY_BUSY:
+        return everyone
+    mask = needs_head.any(1)
+    active = mask.nonzero()[:, 0]
+    if needs_head.is_cuda and 2 * len(active) > len(mask):
+        return everyone
+    return mask, active
 
 
 def _run_trunk(denoiser: Denoiser, leg: Leg, z: Tensor, label: Tensor | None) -> Tensor:

@@ -53,7 +53,7 @@ class DiffusionLoss:
         low, high = self.process.time_range
         t = stratified_times(seed, step, index % global_batch, global_batch, time_range=(low, high))
         coefs = self.process.coefs(t)
-        z, weight, chance, picked = noised(
+        z, weight, scale, picked = noised(
             self.process, coefs, x, index, seed=seed, kept_rows=self.kept_rows
         )
         if self.weighting is not elbo_weight:
@@ -61,10 +61,10 @@ class DiffusionLoss:
         pending = PickedRows(picked)
         label = self._drop_labels(batch.label, index, seed)
         hidden = run_trunk(denoiser, z, t.float(), label).flatten(0, 1)
-        rows = pending.flat
+        rows, _ = pending.order()
         at_rows = coefs.index(rows // x.shape[1])
         x, z = x.flatten()[rows], z.flatten()[rows]
-        scale = (high - low) / chance.flatten()[rows]
+        scale = (high - low) * scale.flatten()[rows]
         head_rows = HeadRows(
             hidden if len(rows) == len(hidden) else take_rows(hidden, rows),
             denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(self.process, at_rows, x),
@@ -82,7 +82,8 @@ class DiffusionLoss:
             loss = row_loss(rows, losses, mask_id=self.process.special_ids, impl=self.impl)
             return LossSums(loss, loss.detach())
         elbo = torch.zeros((), dtype=torch.float64, device=rows.x.device)
-        by_bound = elbo_weight(coefs, rows.x, rows.z) / weight
+        bound = elbo_weight(coefs, rows.x, rows.z)
+        by_bound = torch.where(weight > 0, bound / weight, 0.0)
 
         def both(stats: RowStats, part: slice, out: RowLosses) -> None:
             losses(stats, part, out)

@@ -38,11 +38,11 @@ def noised_in_torch(
     sample, position = index[:, None], torch.arange(x.shape[1], device=x.device)[None]
     z = process.corrupt_with(coefs, x, uniform(seed, Stream.CORRUPT, sample, position))
     weight = elbo_weight(coefs, x, z)
-    chance = torch.where(weight > 0, 1.0, 0.0).double()
+    picked = weight > 0
     if kept_rows == 1:
-        return Noised(z, weight, chance, weight > 0)
+        return Noised(z, weight, picked.double(), picked)
     noise = coefs.b.at(z)
     by_noise = (noise / (align(coefs.alpha, z) + noise)).clamp(kept_rows, 1.0)
-    chance = torch.where(z == x, by_noise, 1.0) * chance
-    picked = uniform(seed, Stream.ROW_THINNING, sample, position) < chance
-    return Noised(z, weight, chance, picked)
+    chance = torch.where(z == x, by_noise, 1.0)
+    picked = picked & (uniform(seed, Stream.ROW_THINNING, sample, position) < chance)
+    return Noised(z, weight, torch.where(picked, 1 / chance, 0.0), picked)
