@@ -76,11 +76,125 @@ print("equal")
 """
 
 
+TRUNK = """
+import torch
+from xdlm.models import DiT, DiTConfig, dit
+from xdlm.ops.fused_norm import fused_adaptive_norm
+
+dit.kernels_can_run = lambda h: True
+for changes in ({}, {"time_conditioning": True, "n_classes": 3, "mlp_ratio": 3}):
+    config = DiTConfig(depth=2, width=48, heads=3, cond_width=16, dropout=0.0, **changes)
+    torch.manual_seed(0)
+    model = DiT(config, 20).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    z, t = torch.randint(0, 20, (3, 13)), torch.rand(3)
+    found = []
+    for kernels in (False, True):
+        model.kernels = kernels
+        model.zero_grad()
+        hidden = model.trunk(z, t)
+        (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([hidden.detach(), *gradients])
+    assert len(found[0]) == len(found[1])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
+# Dropout: the share, the scale, the same places in the backward pass.
+torch.manual_seed(1)
+branch, one = torch.ones(2, 16, 96, requires_grad=True), torch.ones(1, 96)
+after, _ = fused_adaptive_norm(
+    torch.zeros(2, 16, 96), one[0], 0 * one, 0 * one, branch=branch, gate=one, dropout=0.25
+)
+assert abs((after == 0).double().mean() - 0.25) < 5 * (0.25 * 0.75 / after.numel()) ** 0.5
+assert torch.equal(torch.autograd.grad(after.sum(), branch)[0], after.detach())
+assert after.max() == torch.tensor(4 / 3)
+print("equal")
+"""
+NOISE = """
+import torch
+from processes import PROCESSES, N, ordinary_tokens
+from xdlm.ops.fused_noise import fused_noised
+from xdlm.training.noised import noised_in_torch
+
+for process in PROCESSES.values():
+    for kept_rows in (1.0, 0.02):
+        torch.manual_seed(0)
+        known = torch.tensor(ordinary_tokens(process))
+        x = known[torch.randint(0, len(known), (5, 300))]
+        index, seed = torch.arange(5) + (1 << 33), 2**35 + 3
+        coefs = process.coefs(torch.rand(5, dtype=torch.float64) * 0.99 + 0.005)
+        expected = noised_in_torch(process, coefs, x, index, seed, kept_rows)
+        computed = fused_noised(coefs, N, x, index, seed, kept_rows)
+        assert torch.equal(computed.z, expected.z) and torch.equal(computed.picked, expected.picked)
+        torch.testing.assert_close(computed.weight, expected.weight, rtol=1e-12, atol=0)
+        torch.testing.assert_close(computed.scale, expected.scale, rtol=1e-12, atol=0)
+print("equal")
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_kernels_equal_their_twins_in_the_interpreter() -> None:
+@pytest.mark.parametrize("script", [SCRIPT, TRUNK, NOISE], ids=["head", "trunk", "noise"])
+def test_kernels_equal_their_twins_in_the_interpreter(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False,
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False,
         cwd=Path(__file__).parent, env={**os.environ, "TRITON_INTERPRET": "1"},
     )  # fmt: skip
     assert done.stdout.strip() == "equal", done.stderr[-3000:]
+
+
+#: Every kernel with the types and constants of a call at the paper's size.
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from xdlm.objective import fused_rates
+from xdlm.ops import fused, fused_counter, fused_draw, fused_mlp, fused_noise, fused_norm, fused_rotary
+
+REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp32")
+HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
+                            "*fp64") | dict(bias="*fp32", x="*i64", z="*i64", drawn="*i64")
+RATES = dict.fromkeys("lse logit_x logit_z alpha b b_z weight loss d_lse d_x d_z d_total".split(),
+                      "*fp64") | dict(total="*fp32", x="*i64", z="*i64")
+NOISE = dict.fromkeys("alpha b b_special rate rate_special weight scale".split(), "*fp64") | dict(
+    x="*i64", index="*i64", z="*i64", picked="*i1", key0="i64", key1="i64")
+NORM = REAL | dict(seed="*i32", factor="fp32")
+SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
+for kernel, types, constants in [
+    (fused._stats_kernel, HEAD, dict(width=50304, HAS_SUM=True, NEED_SPREAD=True, BLOCK=1024)),
+    (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
+    (fused_draw._draw_kernel, HEAD, dict(width=50304, N_BLOCKS=16, BLOCK=4096)),
+    (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),
+    (fused_noise._noise_kernel, NOISE, dict(CORRUPT=1, THINNING=8, SPECIAL=(9, 4), RISING=(4, 9),
+                                            N_SPECIAL=2, KEPT=0.02, BLOCK=256)),
+    (fused_counter._uniform_kernel, dict(sample="*i64", position="*i64", out="*fp64"),
+     dict(BLOCK=1024)),
+    (fused_norm._forward_kernel, NORM, SIZES | dict(KEEP_MOMENTS=True, EPS=1e-5)),
+    (fused_norm._backward_kernel, NORM, SIZES | dict(CHUNK=63, HAS_AFTER=True)),
+    (fused_rotary._turn_kernel, REAL, dict(HEADS=12, HALF=32, SIGN=-1.0, COPY_V=True, BLOCK_H=16,
+                                           BLOCK_D=32)),
+    (fused_mlp._gelu_kernel, REAL, dict(ROWS=2, COLUMNS=1024)),
+    (fused_mlp._gelu_backward_kernel, REAL, dict(ROWS=2, COLUMNS=1024, CHUNK=32)),
+]:
+    signature = {
+        name: "constexpr" if name in constants
+        else types.get(name.removesuffix("_ptr"), "*bf16" if name.endswith("_ptr") else "i32")
+        for name in kernel.arg_names
+    }
+    given = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    triton.compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", 90, 32))
+print("compiled")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter accepts more than the compiler does, which needs no GPU either."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == "compiled", done.stderr[-3000:]

@@ -192,8 +192,10 @@ class Trainer:
         for start in range(0, batch, micro):
             part = picked[start : start + micro]
             tokens = torch.from_numpy(self.rows.rows[part].astype(np.int64))
-            index = torch.arange(first + start, first + start + len(part))
-            yield Batch(tokens.to(self.device), index.to(self.device))
+            if self.device.type == "cuda":  # or the copy would wait for all that the GPU has to do
+                tokens = tokens.pin_memory()
+            index = torch.arange(first + start, first + start + len(part), device=self.device)
+            yield Batch(tokens.to(self.device, non_blocking=True), index)
 
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where a GPU would have wanted them."""
