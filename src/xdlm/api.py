@@ -157,7 +157,9 @@ class Model:
     def pack(self, texts: Iterable[str]) -> Rows:
         """Tokenise and cut as for training."""
         data = self.config.data
-        return pack(texts, self.tokenizer, data.length, bos=data.bos, eos=data.eos)
+        return pack(
+            texts, self.tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame
+        )
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder that `load` reads: these weights alone, cast to `dtype` if given."""

@@ -89,7 +89,8 @@ class DataConfig:
     """Text and how it is cut."""
 
     train: str = "corpus:train"
-    """Training text: corpus:train, a .txt or .jsonl file (plain, .gz, .xz), or a folder of them."""
+    """Training text: corpus:train, a corpus of the papers (openwebtext:train), a file, or a folder of
+    files or of shards that `xdlm prepare` made."""
     val: str | None = "corpus:heldout"
     """Validation text, in the same forms; none to skip validation."""
     tokenizer: str = "pocket"
@@ -100,6 +101,8 @@ class DataConfig:
     """Put the end-of-text token before every document too."""
     eos: bool = True
     """Put the end-of-text token after every document."""
+    frame: bool = False
+    """Begin and end every row with tokens of its own, as published code does."""
     limit: int | None = None
     """Use only so many documents of the training text."""
 

@@ -54,19 +54,32 @@ def test_packing_rule(tokenizer: TextTokenizer) -> None:
     documents = ["One two three.", "Four.", "Five six seven eight nine ten."]
     stream = [i for text in documents for i in [*tokenizer.encode(text), tokenizer.eos_id]]
     packed = pack(documents, tokenizer, 5)
-    assert packed.rows.flatten().tolist() + packed.tail.tolist() == stream
+    every = packed.take(range(len(packed)))
+    assert every.flatten().tolist() + packed.tail.tolist() == stream
     assert packed.length == 5 and len(packed.tail) < 5
     assert packed.n_characters == sum(map(len, documents)) and packed.n_documents == 3
     both = pack(documents, tokenizer, 5, bos=True)
-    assert both.n_tokens == len(stream) + 3 and both.rows[0, 0] == tokenizer.eos_id
+    assert both.n_tokens == len(stream) + 3 and both.take([0])[0, 0] == tokenizer.eos_id
     assert pack(documents, tokenizer, 5, eos=False).n_tokens == len(stream) - 3
+
+
+def test_framed_rows(tokenizer: TextTokenizer) -> None:
+    """`[begin] length - 2 tokens [end]`; the rest is framed too."""
+    documents = ["One two three.", "Four.", "Five six seven eight nine ten."]
+    stream = [i for text in documents for i in [*tokenizer.encode(text), tokenizer.eos_id]]
+    framed = pack(documents, tokenizer, 6, frame=True)
+    rows = framed.take(range(len(framed)))
+    assert rows[:, 1:-1].flatten().tolist() + framed.tail[1:-1].tolist() == stream
+    assert (rows[:, 0] == tokenizer.bos_id).all() and (rows[:, -1] == tokenizer.eos_id).all()
+    assert framed.n_tokens == rows.size + framed.tail.size
+    assert framed.digest != pack(documents, tokenizer, 6).digest
 
 
 def test_packing_does_not_depend_on_cores() -> None:
     script = (
-        "import hashlib; from xdlm.api import load_tokenizer; from xdlm.data import *;"
+        "from xdlm.api import load_tokenizer; from xdlm.data import *;"
         f"rows = pack(read_documents('{HELDOUT}'), load_tokenizer('pocket'), 128);"
-        "print(hashlib.sha256(rows.rows.tobytes() + rows.tail.tobytes()).hexdigest())"
+        "print(rows.digest)"
     )
     digests = {
         subprocess.run(
@@ -106,7 +119,10 @@ def test_files_and_folders(tmp_path: Path) -> None:
         ("half.jsonl", b'{"text": "\\ud800"}', "half a character"),
         ("deep.jsonl", b"[" * 100_000, "line 1"),
         ("long.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1"),
-        ("data.csv", b"a,b", "unknown format"),
+        ("data.doc", b"a,b", "unknown format"),
+        ("data.csv", b"a,b\n1,2", "string field 'text'"),
+        ("data.json", b"[1", "not JSON"),
+        ("data.parquet", b"PAR1", "parquet"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -121,7 +137,7 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
         list(read_documents(str(tmp_path / "nothing")))
     with pytest.raises(UserError, match="did you mean 'corpus:train'"):
         list(read_documents("corpus:trains"))
-    with pytest.raises(UserError, match=r"no \.txt or \.jsonl"):
+    with pytest.raises(UserError, match=r"no \.txt, \.jsonl"):
         list(read_documents(str(tmp_path)))
 
 

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "objective": BASE | {"noise", "ops"},
     "models": BASE | {"ops"},
     "tokens": {"errors"},
-    "data": {"errors", "tokens"},
+    "data": {"errors", "tokens", "files"},
     "sampling": MATH | {"models"},
     "config": MATH | {"models"},
     "training": MATH | {"models", "tokens", "data", "config", "files", "__init__"},
@@ -37,7 +37,7 @@ ALLOWED["cli"] = {*ALLOWED, "__init__"}
 FORBIDDEN_IN_MATH = {"transformers", "tokenizers", "yaml", "tyro", "rich", "torch.distributed"}
 #: Optional packages: imported inside functions only.
 LAZY = {"transformers", "triton", "lm_eval", "torch_fidelity", "wandb", "fastapi", "matplotlib",
-        "tokenizers", "tyro", "tensorboard", "datasets", "peft", "PIL"}  # fmt: skip
+        "tokenizers", "tyro", "tensorboard", "datasets", "pyarrow", "peft", "PIL"}  # fmt: skip
 
 
 def part_of(file: Path) -> str:

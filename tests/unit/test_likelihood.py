@@ -10,7 +10,7 @@ import torch
 from test_sampling import Oracle
 
 from xdlm import UserError, Vocab
-from xdlm.data import Rows
+from xdlm.data import Rows, TokensInMemory
 from xdlm.evaluation import likelihood, row_bounds
 from xdlm.evaluation.likelihood import summarise
 from xdlm.noise import Gidd, Masked, Mixed, Uniform
@@ -25,7 +25,7 @@ def rows_of(n: int, length: int, tail: int = 0) -> Rows:
     """Independent tokens of a known law, each character a token."""
     generator = np.random.default_rng(0)
     tokens = generator.choice(5, size=n * length + tail, p=LAW.numpy()).astype(np.uint16)
-    return Rows(tokens[: n * length].reshape(n, length), tokens[n * length :], len(tokens), 1)
+    return Rows(TokensInMemory(tokens, len(tokens), 1), length)
 
 
 def all_about(process) -> Oracle:
@@ -43,7 +43,7 @@ def test_bound_equals_the_entropy_of_a_known_law(process) -> None:
     tokens that were drawn, within its own standard error."""
     rows = rows_of(60, 200, tail=37)
     result = likelihood(all_about(process), process, rows, draws=4, batch=20, seed=1)
-    every = np.concatenate([rows.rows.reshape(-1), rows.tail])
+    every = rows.stream.read(0, rows.n_tokens)
     truth = float(-LAW.log()[torch.from_numpy(every.astype(np.int64))].mean())
     assert result.n_tokens == 60 * 200 + 37 and result.n_rows == 61
     assert abs(result.nats_per_token - truth) < 4 * result.nats_stderr
@@ -73,8 +73,8 @@ def test_standard_error_is_that_of_repeated_measurements(process) -> None:
     generator = np.random.default_rng(1)
     results = []
     for seed in range(30):
-        tokens = generator.choice(5, size=(16, 50), p=LAW.numpy()).astype(np.uint16)
-        rows = Rows(tokens, tokens[0, :0], tokens.size, 1)
+        tokens = generator.choice(5, size=16 * 50, p=LAW.numpy()).astype(np.uint16)
+        rows = Rows(TokensInMemory(tokens, tokens.size, 1), 50)
         results.append(likelihood(all_about(process), process, rows, draws=2, seed=seed))
     spread = np.std([r.nats_per_token for r in results], ddof=1)
     stated = np.sqrt(np.mean([r.nats_stderr**2 for r in results]))

@@ -12,7 +12,7 @@ from xdlm.api import load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.cli.record import provenance, write_json
-from xdlm.data import read_documents
+from xdlm.data import load_rows
 from xdlm.errors import UserError, did_you_mean
 
 _DESCRIPTION = """Perplexity: an upper bound by Monte Carlo, with its standard error.
@@ -31,7 +31,8 @@ class PplOptions:
     model: str = "pocket"
     """A bundled name, a checkpoint folder or a run folder."""
     data: str = "corpus:heldout"
-    """Text: corpus:heldout, a .txt or .jsonl file, or a folder of them."""
+    """Text: corpus:heldout, a corpus of the papers (ptb:test), a file, or a folder of files or of
+    shards that `xdlm prepare` made."""
     draws: int = 4
     """Times at which the bound's integrand is looked at, per row."""
     max_rows: int | None = None
@@ -62,7 +63,10 @@ def run(arguments: list[str]) -> None:
 def ppl(arguments: list[str]) -> None:
     options = parse(PplOptions, arguments, prog="xdlm eval ppl", description=_DESCRIPTION)
     model = load(options.model, device=options.device, weights=options.weights)
-    rows = model.pack(read_documents(options.data))
+    data = model.config.data
+    rows = load_rows(
+        options.data, model.tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame
+    )
     with progress("evaluating") as show:
         result = model.perplexity_of(
             rows, draws=options.draws, seed=options.seed, batch=options.batch,

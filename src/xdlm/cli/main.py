@@ -17,6 +17,7 @@ VERBS = {
     "train": "train a model from a recipe",
     "eval": "measure a model: perplexity",
     "tokenizer": "make a tokenizer from text",
+    "prepare": "tokenise text into shards on disk",
     "export": "write a model's weights alone, in a chosen precision",
     "bench": "measure speed and memory beside a plain implementation",
     "doctor": "say what is installed and whether it works",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from xdlm.api import load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.config import DataConfig, RunConfig, load_config
-from xdlm.data import Rows, pack, read_documents
+from xdlm.data import Rows, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
 from xdlm.tokens import TextTokenizer
@@ -80,10 +79,10 @@ def make_trainer(config: RunConfig, tokenizer: TextTokenizer) -> Trainer:
 def read_rows(
     source: str, tokenizer: TextTokenizer, data: DataConfig, *, limit: int | None = None
 ) -> Rows:
-    with progress(f"tokenising {source}") as show:
-        return pack(
-            islice(read_documents(source), limit), tokenizer, data.length, bos=data.bos,
-            eos=data.eos, on_document=lambda n: show(n, n + 1),
+    with progress(f"reading {source}") as show:
+        return load_rows(
+            source, tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame,
+            limit=limit, on_progress=show,
         )  # fmt: skip
 
 

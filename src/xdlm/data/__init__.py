@@ -1,7 +1,29 @@
-"""Documents, packing and the order of training."""
+"""Text: where it is, how it reads, how it is cut, and the order of training."""
 
-from xdlm.data.documents import EMBEDDED, read_documents
+from xdlm.data.documents import EMBEDDED, Source, open_source, read_documents
+from xdlm.data.loading import load_rows
 from xdlm.data.order import ShuffledOrder
-from xdlm.data.packing import Rows, pack
+from xdlm.data.packing import Rows, TokensInMemory, TokenStream, pack
+from xdlm.data.prepare import Rules, prepare
+from xdlm.data.shards import Manifest, ShardedTokens, is_prepared
+from xdlm.data.specs import SPECS, ZERO_SHOT
 
-__all__ = ["EMBEDDED", "Rows", "ShuffledOrder", "pack", "read_documents"]
+__all__ = [
+    "EMBEDDED",
+    "SPECS",
+    "ZERO_SHOT",
+    "Manifest",
+    "Rows",
+    "Rules",
+    "ShardedTokens",
+    "ShuffledOrder",
+    "Source",
+    "TokenStream",
+    "TokensInMemory",
+    "is_prepared",
+    "load_rows",
+    "open_source",
+    "pack",
+    "prepare",
+    "read_documents",
+]

@@ -5,12 +5,17 @@ documents are laid end to end in their order; row i is tokens i*length .. (i+1)*
 Nothing else is inserted, nothing is shuffled, and nothing depends on how many cores did the work.
 What is left over at the end, less than a row, is the `tail`: evaluation counts it, training does not
 see it.
+
+Framed rows, which published code uses, hold `length - 2` tokens of the stream between a begin and an end
+token of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +23,122 @@ from numpy.typing import NDArray
 from xdlm.errors import UserError
 from xdlm.tokens import TextTokenizer
 
+Tokens = NDArray[np.unsignedinteger]
+
 #: Documents handed to the tokenizer at a time.
 _GROUP = 64
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Packed text: `rows` [n, length] and the shorter `tail`, with the characters they came from."""
+class TokenStream(Protocol):
+    """Documents laid end to end, in memory or on disk."""
 
-    rows: NDArray[np.unsignedinteger]
-    tail: NDArray[np.unsignedinteger]
+    @property
+    def n_tokens(self) -> int: ...
+
+    @property
+    def n_characters(self) -> int: ...
+
+    @property
+    def n_documents(self) -> int: ...
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that decides the tokens."""
+        ...
+
+    def read(self, start: int, stop: int) -> Tokens: ...
+
+
+@dataclass(frozen=True)
+class TokensInMemory:
+    """A `TokenStream` that is an array."""
+
+    tokens: Tokens
     n_characters: int
     n_documents: int
 
     @property
-    def length(self) -> int:
-        return self.rows.shape[1]
+    def n_tokens(self) -> int:
+        return self.tokens.size
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.tokens).data).hexdigest()
+
+    def read(self, start: int, stop: int) -> Tokens:
+        return self.tokens[start:stop]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A stream cut into rows of `length` tokens; `frame` is the pair (begin, end) around each, if any."""
+
+    stream: TokenStream
+    length: int
+    frame: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self._inner < 1:
+            least = 1 if self.frame is None else 3
+            raise UserError(f"a row needs at least {least} tokens, got length={self.length}")
+
+    @property
+    def _inner(self) -> int:
+        """Tokens of the stream in a row."""
+        return self.length if self.frame is None else self.length - 2
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.stream.n_tokens // self._inner
+
+    @property
+    def tail(self) -> Tokens:
+        """The rest of the stream, framed like a row; empty if there is none."""
+        rest = self.stream.read(len(self) * self._inner, self.stream.n_tokens)
+        return rest if rest.size == 0 else self._framed(rest)
 
     @property
     def n_tokens(self) -> int:
-        return self.rows.size + self.tail.size
+        return len(self) * self.length + self.tail.size
+
+    @property
+    def n_characters(self) -> int:
+        return self.stream.n_characters
+
+    @property
+    def n_documents(self) -> int:
+        return self.stream.n_documents
+
+    @property
+    def digest(self) -> str:
+        """Of the stream and of how it is cut."""
+        what = f"{self.stream.digest} {self.length} {self.frame}"
+        return hashlib.sha256(what.encode()).hexdigest()
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Some rows, [n, length]."""
+        inner = self._inner
+        return np.stack([
+            self._framed(self.stream.read(int(i) * inner, (int(i) + 1) * inner)) for i in indices
+        ]).astype(np.int64)  # fmt: skip
+
+    def _framed(self, tokens: Tokens) -> Tokens:
+        if self.frame is None:
+            return tokens
+        begin, end = (np.asarray([token], dtype=tokens.dtype) for token in self.frame)
+        return np.concatenate([begin, tokens, end])
+
+
+def token_dtype(tokenizer_size: int) -> type[np.unsignedinteger]:
+    return np.uint16 if tokenizer_size < 2**16 else np.uint32
+
+
+def encode_documents(
+    texts: Sequence[str], tokenizer: TextTokenizer, *, bos: bool, eos: bool
+) -> list[Tokens]:
+    """Each document's tokens with its begin and end tokens."""
+    dtype = token_dtype(tokenizer.size)
+    before, after = [tokenizer.bos_id] * bos, [tokenizer.eos_id] * eos
+    return [np.asarray(before + ids + after, dtype=dtype) for ids in tokenizer.encode_many(texts)]
 
 
 def pack(
@@ -50,22 +148,19 @@ def pack(
     *,
     bos: bool = False,
     eos: bool = True,
+    frame: bool = False,
     on_document: Callable[[int], None] | None = None,
 ) -> Rows:
-    """Tokenise and pack. The begin token is the end-of-text token, as in GPT-2's vocabulary."""
-    if length < 1:
-        raise UserError(f"a row needs at least one token, got length={length}")
-    dtype: type[np.unsignedinteger] = np.uint16 if tokenizer.size < 2**16 else np.uint32
-    stream: list[NDArray[np.unsignedinteger]] = []
+    """Tokenise and pack, all in memory."""
+    parts: list[Tokens] = []
     n_characters = n_documents = 0
     group: list[str] = []
-    before, after = [tokenizer.eos_id] * bos, [tokenizer.eos_id] * eos
 
     def flush() -> None:
         nonlocal n_characters, n_documents
-        for text, ids in zip(group, tokenizer.encode_many(group), strict=True):
-            stream.append(np.asarray(before + ids + after, dtype=dtype))
-            n_characters += len(text)
+        parts.extend(encode_documents(group, tokenizer, bos=bos, eos=eos))
+        n_characters += sum(map(len, group))
+        for _ in group:
             n_documents += 1
             if on_document is not None:
                 on_document(n_documents)
@@ -76,7 +171,7 @@ def pack(
         if len(group) == _GROUP:
             flush()
     flush()
-    tokens: NDArray[np.unsignedinteger]
-    tokens = np.concatenate(stream) if stream else np.empty(0, dtype=dtype)
-    whole = len(tokens) // length * length
-    return Rows(tokens[:whole].reshape(-1, length), tokens[whole:], n_characters, n_documents)
+    dtype = token_dtype(tokenizer.size)
+    tokens = np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+    stream = TokensInMemory(tokens, n_characters, n_documents)
+    return Rows(stream, length, (tokenizer.bos_id, tokenizer.eos_id) if frame else None)

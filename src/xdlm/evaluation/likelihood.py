@@ -165,11 +165,11 @@ def summarise(
 
 def _batches(
     rows: Rows, whole: int, use_tail: bool, batch: int, seed: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.unsignedinteger]]]:
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.integer]]]:
     """Row numbers and rows, in random order and batches of nearly equal size; the tail comes last."""
     order = np.random.Generator(np.random.Philox(seed)).permutation(whole)
     for index in np.array_split(order, -(-whole // batch)) if whole else []:
-        yield index, rows.rows[index]
+        yield index, rows.take(index)
     if use_tail:
         yield np.array([len(rows)]), rows.tail[None]
 

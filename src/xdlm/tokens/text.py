@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,17 +17,24 @@ END_OF_TEXT = "<|endoftext|>"
 #: The file that holds a tokenizer, in a folder of its own or beside a model's weights.
 FILE_NAME = "tokenizer.json"
 MAX_VOCAB = 10_000_000
+#: The tokens that begin and end a document, by family: GPT-2 (one for both), BERT, Llama.
+_ENDS = ((END_OF_TEXT, END_OF_TEXT), ("[CLS]", "[SEP]"), ("<s>", "</s>"))
 
 
 class TextTokenizer:
-    """A tokenizer with an end-of-text token. The mask is not its concern: noise adds that state."""
+    """A tokenizer with tokens that begin and end a document. The mask is not its concern: noise adds
+    that state."""
 
-    def __init__(self, tokenizer: Tokenizer, eos: str = END_OF_TEXT) -> None:
-        eos_id = tokenizer.token_to_id(eos)
-        if eos_id is None:
-            raise UserError(f"the tokenizer has no end-of-text token '{eos}'")
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.eos_id: int = eos_id
+        for bos, eos in _ENDS:
+            bos_id, eos_id = tokenizer.token_to_id(bos), tokenizer.token_to_id(eos)
+            if bos_id is not None and eos_id is not None:
+                self.bos_id: int = bos_id
+                self.eos_id: int = eos_id
+                return
+        known = ", ".join(eos for _, eos in _ENDS)
+        raise UserError(f"the tokenizer has no end-of-text token (known ones: {known})")
 
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
@@ -42,6 +50,13 @@ class TextTokenizer:
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise UserError(f"{file} is not a tokenizer file: {error}") from error
         return cls(tokenizer)
+
+    @classmethod
+    def from_json(cls, text: str) -> TextTokenizer:
+        """From the content of a `tokenizer.json`."""
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_str(text))
 
     @classmethod
     def train(
@@ -75,6 +90,11 @@ class TextTokenizer:
 
     def to_json(self) -> str:
         return self._tokenizer.to_str()
+
+    @property
+    def digest(self) -> str:
+        """Hash of the tokenizer, however its file was formatted."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

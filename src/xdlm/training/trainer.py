@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import signal
 import threading
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -92,7 +90,7 @@ class Trainer:
             self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
             config.loss.kept_rows, config.model.label_dropout,
         )  # fmt: skip
-        self.data_hash = hashlib.sha256(np.ascontiguousarray(rows.rows).data).hexdigest()
+        self.data_hash = rows.digest
         self.order = ShuffledOrder(len(rows), config.train.seed)
         self.step = 0
         # Sums since the last line of the log: loss, bound, number of steps. Saved with the state, so
@@ -191,7 +189,7 @@ class Trainer:
         picked = self.order.rows(first, batch)
         for start in range(0, batch, micro):
             part = picked[start : start + micro]
-            tokens = torch.from_numpy(self.rows.rows[part].astype(np.int64))
+            tokens = torch.from_numpy(self.rows.take(part))
             if self.device.type == "cuda":  # or the copy would wait for all that the GPU has to do
                 tokens = tokens.pin_memory()
             index = torch.arange(first + start, first + start + len(part), device=self.device)

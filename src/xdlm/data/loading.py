@@ -1,0 +1,47 @@
+"""Rows from any source: text that is tokenised now, or shards that were prepared before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from xdlm.data.documents import read_documents
+from xdlm.data.packing import Rows, pack
+from xdlm.data.shards import MANIFEST, ShardedTokens, is_prepared
+from xdlm.errors import UserError
+from xdlm.tokens import TextTokenizer
+
+
+def load_rows(
+    source: str,
+    tokenizer: TextTokenizer,
+    length: int,
+    *,
+    bos: bool = False,
+    eos: bool = True,
+    frame: bool = False,
+    limit: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Rows:
+    """`on_progress` is told what is done of what there is: documents, or shards."""
+    if not is_prepared(source):
+        return pack(
+            islice(read_documents(source), limit), tokenizer, length, bos=bos, eos=eos, frame=frame,
+            on_document=None if on_progress is None else lambda n: on_progress(n, n + 1),
+        )  # fmt: skip
+    stream = ShardedTokens(source, on_check=on_progress)
+    made = stream.manifest
+    if made.tokenizer_sha256 != tokenizer.digest:
+        raise UserError(
+            f"{source} was prepared with another tokenizer ({made.tokenizer_size} tokens, its "
+            f"{MANIFEST} says) than the one given ({tokenizer.size} tokens); use its own, "
+            f"{Path(source) / 'tokenizer.json'}, or prepare it again"
+        )
+    for name, wanted in (("bos", bos), ("eos", eos), ("limit", limit)):
+        if getattr(made, name) != wanted:
+            raise UserError(
+                f"{source} was prepared with {name} {getattr(made, name)}, not {wanted}; "
+                "change the setting or prepare it again"
+            )
+    return Rows(stream, length, (tokenizer.bos_id, tokenizer.eos_id) if frame else None)

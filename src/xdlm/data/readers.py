@@ -1,0 +1,133 @@
+"""Documents out of files: plain text, .jsonl, .json, .csv and .parquet, also compressed (.gz, .xz)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from xdlm.data.specs import Unit
+from xdlm.errors import UserError
+
+_OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, "": open}
+#: Formats that say what they are; anything else is plain text where a corpus says so.
+STRUCTURED = (".jsonl", ".json", ".csv", ".parquet")
+FORMATS = (".txt", *STRUCTURED)
+_LINES: dict[Unit, Callable[[str], str]] = {
+    "line": lambda line: line.rstrip("\n"),
+    "stripped line": str.strip,
+    "whole line": str,
+}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to read the files of a corpus; the defaults are for files that nothing is known about."""
+
+    unit: Unit = "file"
+    fields: tuple[str, ...] = ("text",)
+    columns: tuple[str, ...] = ()
+
+    def documents(self, path: Path) -> Iterator[str]:
+        """The documents of a file in order, empty ones included."""
+        kind, packed = split_name(path)
+        try:
+            if kind == ".parquet":
+                yield from self._of_records(path, _parquet(path))
+                return
+            newline = "" if kind == ".csv" else None
+            with _OPENERS[packed](path, "rt", encoding="utf-8", newline=newline) as stream:
+                if kind == ".jsonl":
+                    yield from self._of_records(path, _json_lines(path, stream))
+                elif kind == ".json":
+                    yield from self._of_records(path, enumerate(_json(path, stream), start=1))
+                elif kind == ".csv":
+                    rows = csv.DictReader(stream, self.columns or None)
+                    yield from self._of_records(path, enumerate(rows, start=1))
+                elif self.unit == "file":
+                    yield stream.read()
+                else:
+                    yield from map(_LINES[self.unit], stream)
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path} is not UTF-8 (byte {error.start}: {error.reason}); convert it first"
+            ) from error
+        except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise UserError(f"{path} is damaged or not {packed}: {error}") from error
+        except csv.Error as error:
+            raise UserError(f"{path} is not CSV: {error}") from error
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def _of_records(self, path: Path, records: Iterator[tuple[int, Any]]) -> Iterator[str]:
+        for number, record in records:
+            text = text_of(record, self.fields)
+            if text is None:
+                expected = " or ".join(f"'{name}'" for name in self.fields)
+                raise UserError(f"{path}, line {number}: expected a string field {expected}")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise UserError(
+                    f"{path}, line {number}: the text holds half a character (a surrogate)"
+                )
+            yield text
+
+
+def text_of(record: Any, fields: tuple[str, ...]) -> str | None:
+    """The text of a record under the first of the names that is there; None if none is."""
+    if not isinstance(record, Mapping):
+        return None
+    for name in fields:
+        parts = [record.get(part) for part in name.split("+")]
+        if all(isinstance(part, str) for part in parts):
+            return " ".join(str(part) for part in parts)
+    return None
+
+
+def split_name(path: Path) -> tuple[str, str]:
+    """(format, compression) by suffix."""
+    packed = path.suffix if path.suffix in _OPENERS else ""
+    return Path(path.name.removesuffix(packed)).suffix, packed
+
+
+def _json_lines(path: Path, stream: IO[str]) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(stream, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        except (ValueError, RecursionError) as error:  # a number too long, a nesting too deep
+            raise UserError(f"{path}, line {number}: cannot be read ({error})") from error
+
+
+def _json(path: Path, stream: IO[str]) -> list[Any]:
+    try:
+        records = json.load(stream)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(records, list):
+        raise UserError(f"{path}: expected a list of records")
+    return records
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(f"{path}: parquet files need pyarrow; install xdlm[text]") from error
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for record in batch.to_pylist():
+                number += 1
+                yield number, record
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path} is damaged or not parquet: {error}") from error
