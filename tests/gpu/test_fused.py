@@ -178,6 +178,36 @@ def test_sampler_follows_the_posterior(process: NoiseProcess) -> None:
         assert ((seen - expected).abs() <= tolerance).all()
 
 
+@pytest.mark.parametrize("shape", [(4, 48), (3, 256), (5, 200), (1, 1024)], ids=str)
+@pytest.mark.parametrize("process", [
+    Masked(Vocab(40, 39)), Mixed(Vocab(40, 7), k=0.3), Uniform(Vocab(40)), Gidd(Vocab(40, 39)),
+], ids=["masked", "mixed", "uniform", "gidd"])  # fmt: skip
+def test_loss_and_gradients_are_those_of_the_cpu(process: NoiseProcess, shape) -> None:
+    """Same weights, same seed, same samples: noise, picked rows, statistics and all."""
+    torch.manual_seed(0)
+    model = DiT(DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.0), 40)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    known = torch.tensor([i for i in range(40) if i not in process.special_ids])
+    tokens = known[torch.randint(0, len(known), shape)]
+    for kept_rows in (1.0, 0.1):
+        for step in range(4):  # the trunk is recorded on the way
+            found = []
+            for device in ("cpu", "cuda"):
+                model.to(device).zero_grad()
+                index = step * shape[0] + torch.arange(shape[0])
+                sums = DiffusionLoss(process, kept_rows=kept_rows)(
+                    model, Batch(tokens.to(device), index.to(device)),
+                    seed=3, step=step, global_batch=shape[0],
+                )  # fmt: skip
+                sums.loss.backward()
+                gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+                found.append([sums.loss.detach().cpu(), *gradients])
+            for here, there in zip(*found, strict=True):
+                assert error(there, here.double()) < 1e-3
+
+
 def test_training_with_fused_and_eager_ends_alike() -> None:
     """200 steps on a text of regular sentences, same noise, same order: the same loss within noise."""
     words = torch.randint(0, 30, (8, 3), generator=torch.Generator().manual_seed(0))

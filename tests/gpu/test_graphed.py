@@ -7,6 +7,7 @@ import torch
 
 from xdlm import UserError, Vocab
 from xdlm.models import DiT, DiTConfig, run_trunk
+from xdlm.models.graphed import release_recordings
 from xdlm.noise import Mixed
 from xdlm.sampling import SamplerConfig, sample
 from xdlm.structs import Batch
@@ -19,7 +20,7 @@ pytestmark = [
 CONFIG = DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.2, time_conditioning=True)
 
 
-def awake(**changes: object) -> DiT:
+def awake() -> DiT:
     torch.manual_seed(0)
     model = DiT(CONFIG, 31)
     with torch.no_grad():
@@ -44,8 +45,9 @@ def test_hidden_states_follow_inputs_and_weights() -> None:
         moved = model.double().float()  # new addresses: the recording must go
         for step in range(4):
             torch.testing.assert_close(run_trunk(moved, *batch(step)), moved.trunk(*batch(step)))
-        short = tuple(v[:2] for v in batch(9))
-        torch.testing.assert_close(run_trunk(moved, *short), moved.trunk(*short))
+        for step in range(4):  # another shape, recorded in its turn
+            short = tuple(v[:2] for v in batch(step))
+            torch.testing.assert_close(run_trunk(moved, *short), moved.trunk(*short))
 
 
 def test_training_is_the_same_with_and_without() -> None:
@@ -80,6 +82,94 @@ def test_dropout_differs_from_replay_to_replay() -> None:
             assert not torch.allclose(passes[i], passes[j])
 
 
+def test_a_longer_sequence_does_not_spoil_an_earlier_recording() -> None:
+    """It makes the model's table of angles anew, while a recording still reads the old one."""
+    model = awake().eval()
+    with torch.no_grad():
+        expected = model.trunk(*batch(0)).clone()
+        for _ in range(3):
+            run_trunk(model, *batch(0))
+        model.trunk(torch.zeros(1, 5000, dtype=torch.int64, device="cuda"), torch.zeros(1).cuda())
+        filler = [torch.full((1024, 16), 7.0, device="cuda") for _ in range(64)]
+        model.to("cuda")  # changes nothing
+        torch.testing.assert_close(run_trunk(model, *batch(0)), expected)
+        del filler
+
+
+def gradients_of(model: DiT, step: int, *, recorded: bool) -> list[torch.Tensor | None]:
+    model.zero_grad()
+    hidden = run_trunk(model, *batch(step)) if recorded else model.trunk(*batch(step))
+    hidden.square().sum().backward()
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def test_what_is_trained_may_change() -> None:
+    model = awake().eval()
+    for frozen in (("embed", "blocks.0"), (), ("blocks.1",)):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
+        for step in range(4):
+            ours = gradients_of(model, step, recorded=True)
+            theirs = gradients_of(model, step, recorded=False)
+            for a, b in zip(ours, theirs, strict=True):
+                assert (a is None) == (b is None)
+                if a is not None:
+                    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_training_the_head_alone() -> None:
+    model = awake().train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("out"))
+    for step in range(4):
+        assert not run_trunk(model, *batch(step)).requires_grad
+
+
+def test_plain_torch_and_kernels_are_recorded_apart() -> None:
+    model = awake().eval()
+    with torch.no_grad():
+        for _ in range(3):
+            run_trunk(model, *batch(0))
+        model.kernels = False
+        with_plain = run_trunk(model, *batch(0)).clone()
+        torch.testing.assert_close(with_plain, model.trunk(*batch(0)), rtol=0, atol=0)
+
+
+def test_inference_mode_and_no_grad_take_turns() -> None:
+    model = awake().eval()
+    for step in range(4):
+        with torch.inference_mode():
+            run_trunk(model, *batch(step))
+        with torch.no_grad():
+            torch.testing.assert_close(run_trunk(model, *batch(step)), model.trunk(*batch(step)))
+
+
+def test_gradients_asked_for_twice_are_two() -> None:
+    model = awake().eval()
+    parameters = [p for n, p in model.named_parameters() if not n.startswith("out")]
+    taken = [
+        torch.autograd.grad(run_trunk(model, *batch(step)).square().sum(), parameters)
+        for step in range(4)
+    ]
+    expected = torch.autograd.grad(model.trunk(*batch(2)).square().sum(), parameters)
+    for a, b in zip(taken[2], expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    again = run_trunk(model, *batch(0)).sum()
+    again.backward(retain_graph=True)
+    with pytest.raises(UserError, match="run backward once"):
+        again.backward()
+
+
+def test_recordings_can_be_released() -> None:
+    model = awake().eval()
+    with torch.no_grad():
+        for _ in range(3):
+            run_trunk(model, *batch(0))
+    release_recordings(model)
+    with torch.no_grad():
+        torch.testing.assert_close(run_trunk(model, *batch(1)), model.trunk(*batch(1)))
+
+
 def test_a_second_forward_ends_the_first() -> None:
     model = awake().train()
     z, t = batch(0)
@@ -87,7 +177,7 @@ def test_a_second_forward_ends_the_first() -> None:
         run_trunk(model, z, t).sum().backward()
     first = run_trunk(model, z, t)
     run_trunk(model, z, t)
-    with pytest.raises(UserError, match="run backward before the next forward"):
+    with pytest.raises(UserError, match="run backward once, before the next forward"):
         first.sum().backward()
 
 

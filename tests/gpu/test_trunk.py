@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from xdlm.models import DiT, DiTConfig
+from xdlm.models.dit import Branch
 from xdlm.ops.fused_norm import fused_adaptive_norm
 from xdlm.training.device import compile_trunk
 
@@ -59,13 +60,33 @@ def test_kernels_are_as_exact_as_plain_torch(dtype, changes) -> None:
         assert error(ours[name], exact) <= 2 * error(plain[name], exact) + 1e-6, name
 
 
-def test_no_gradient_gives_the_same_hidden_states() -> None:
-    model = awake(torch.bfloat16)
-    z = torch.randint(0, 50, (3, 100), device="cuda")
-    with_gradient = model.trunk(z, torch.rand(3, device="cuda")).detach()
+@pytest.mark.parametrize("shape", [(3, 100), (1, 1), (1, 300), (7, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)]
+)
+def test_no_gradient_gives_the_same_hidden_states(dtype, tolerance: float, shape) -> None:
+    model = awake(dtype)
+    z, t = torch.randint(0, 50, shape, device="cuda"), torch.rand(shape[0], device="cuda")
+    with_gradient = model.trunk(z, t).detach()
     with torch.no_grad():
-        without = model.trunk(z, torch.rand(3, device="cuda"))
-    assert error(without, with_gradient) < 1e-2
+        without = model.trunk(z, t)
+        model.kernels = False
+        plain = model.trunk(z, t)
+    assert error(without, with_gradient) < tolerance
+    assert error(without, plain) < tolerance
+
+
+def test_autocast_and_adapters_keep_to_plain_torch() -> None:
+    """A layer that is wrapped or hooked is called as it is; autocast decides about types itself."""
+    model = awake(torch.float32)
+    z, t = torch.randint(0, 50, (2, 9), device="cuda"), torch.rand(2, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        hidden = model.trunk(z, t)
+    hidden.float().sum().backward()
+    seen = []
+    model.blocks[0].mlp_out.register_forward_hook(lambda *_: seen.append(1))
+    model.trunk(z, t)
+    assert seen == [1]
 
 
 def test_a_compiled_trunk_has_the_same_gradients() -> None:
@@ -89,7 +110,7 @@ def test_dropout() -> None:
         torch.manual_seed(seed)
         return fused_adaptive_norm(
             torch.zeros(shape, device="cuda"), nothing[0] + 1, nothing, nothing,
-            branch=branch, gate=nothing + 1, dropout=p,
+            branch=Branch(branch, None, nothing + 1, p),
         )[0]  # fmt: skip
 
     first = dropped(0)

@@ -81,7 +81,7 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["export", "--model", "pocket", "--out", "."], "already exists"),
         (["sample", "--length", "3", "--prefix", "far too long a beginning"], "leaves no room"),
         (["eval", "pp"], "did you mean 'ppl'"),
-        (["eval", "ppl", "--data", "corpus:test"], "no embedded corpus"),
+        (["eval", "ppl", "--data", "corpus:test"], "no corpus"),
         (["eval", "ppl", "--draws", "0"], "at least one draw"),
         (["train"], "which recipe"),
         (["train", "nowhere.yaml"], "no such recipe"),

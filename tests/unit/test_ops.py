@@ -19,7 +19,7 @@ from xdlm.ops import (
     uniform,
 )
 from xdlm.ops.counter import philox
-from xdlm.ops.gather import _picked_first, take_rows
+from xdlm.ops.gather import padded_order, take_rows
 from xdlm.structs import HeadRows
 
 
@@ -242,8 +242,11 @@ def test_categorical_never_draws_what_is_impossible() -> None:
 def test_picked_rows_come_first_and_all_rows_once() -> None:
     for mask in ([0, 0, 0], [1, 1, 1], [0, 1, 1, 0, 1], [1, 0]):
         flags = torch.tensor(mask, dtype=torch.bool)
-        order = _picked_first(flags).tolist()
-        assert order == flags.nonzero()[:, 0].tolist() + (~flags).nonzero()[:, 0].tolist()
+        everything = flags.nonzero()[:, 0].tolist() + (~flags).nonzero()[:, 0].tolist()
+        for multiple in (1, 2, 4):
+            order, count = padded_order(flags, sum(mask), multiple)
+            assert count == sum(mask) and order.tolist() == everything[: len(order)]
+            assert len(order) >= count and (len(order) % multiple == 0 or len(order) == len(mask))
 
 
 def test_taken_rows_give_their_gradient_back() -> None:

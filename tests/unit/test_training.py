@@ -21,8 +21,9 @@ from xdlm.cli.train import read_rows
 from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig, dump_config
 from xdlm.evaluation import row_bounds, unigram_entropy
 from xdlm.models import PRESETS, DiT
-from xdlm.noise import Masked
+from xdlm.noise import Masked, Mixed
 from xdlm.objective import nelbo, stratified_times
+from xdlm.ops import gather
 from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.ema import Ema
@@ -252,6 +253,32 @@ def test_loss_module_equals_nelbo_on_all_rows() -> None:
     low, high = process.time_range
     expected = nelbo(process, model(z, t), batch.tokens, z, t).double().sum() * (high - low)
     torch.testing.assert_close(sums.loss, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("process", [Masked(Vocab(12, 11)), Mixed(Vocab(12, 5), k=0.3)])
+def test_rows_that_are_not_picked_change_nothing(monkeypatch, process) -> None:
+    """A GPU rounds the number of rows up and puts the picked ones first; the loss is the same."""
+    torch.manual_seed(0)
+    model = DiT(PRESETS["nano"], 12)
+    torch.nn.init.normal_(model.out.weight)
+    known = torch.tensor([i for i in range(11) if i not in process.special_ids])
+    batch = Batch(known[torch.randint(0, len(known), (4, 48))], torch.arange(4))
+    loss = DiffusionLoss(process, kept_rows=0.2)
+    found = []
+    for multiple in (None, 64, 256):
+        if multiple is not None:
+            monkeypatch.setattr(
+                gather.PickedRows, "order",
+                lambda self, m=multiple: gather.padded_order(self._mask, int(self._mask.sum()), m),
+            )  # fmt: skip
+        model.zero_grad()
+        sums = loss(model, batch, seed=0, step=0, global_batch=4)
+        sums.loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([sums.loss.detach(), *gradients])
+    for other in found[1:]:
+        for ours, theirs in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_thinning_kept_rows_is_unbiased() -> None:

@@ -7,6 +7,7 @@ all of them, and losses fuse it with their sums over the vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,6 +36,14 @@ class Denoiser(nn.Module, ABC):
     @abstractmethod
     def head_bias(self) -> Tensor | None:
         """[V] or None"""
+
+    def replay_state(self) -> list[Tensor]:
+        """Every tensor that the trunk reads, beside its inputs."""
+        return [*self.parameters(), *self.buffers()]
+
+    def replay_mode(self) -> Hashable:
+        """What else decides what the trunk does."""
+        return tuple(module.training for module in self.modules())
 
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] for any subset of hidden rows."""

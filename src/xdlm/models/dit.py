@@ -8,7 +8,7 @@ modulation and head that start at zero, so that an untrained model predicts the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,8 +100,15 @@ class DiT(Denoiser):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DiT:
         super()._apply(fn, recurse)
-        self._fill_table(len(self._table[0]))
+        if self._table[0].device != self.out.weight.device:
+            self._fill_table(len(self._table[0]))
         return self
+
+    def replay_state(self) -> list[Tensor]:
+        return [*super().replay_state(), *self._table]
+
+    def replay_mode(self) -> Hashable:
+        return self.kernels, super().replay_mode()
 
     @property
     def head_weight(self) -> Tensor:
@@ -118,10 +125,12 @@ class DiT(Denoiser):
             self._fill_table(2 * length)
         angles = (self._table[0][:length], self._table[1][:length])
         h, branch = self.embed(z), None
-        fused = self.kernels and kernels_can_run(h)
+        kernels = self.kernels and kernels_can_run(h)
+        # Without gradients nobody looks at the stream again: what comes next may take its place.
+        how = How(kernels, in_place=kernels and not torch.is_grad_enabled())
         for block in self.blocks:
-            h, branch = block(h, branch, cond, angles, fused)
-        _, normed, _ = self.final_norm(h, branch, cond, fused)
+            h, branch = block(h, branch, cond, angles, how)
+        _, normed, _ = self.final_norm(h, branch, cond, how)
         return normed
 
     def _condition(self, t: Tensor, label: Tensor | None) -> Tensor:
@@ -138,6 +147,13 @@ class DiT(Denoiser):
             label = torch.full_like(t, -1, dtype=torch.int64)
         # "No class" is the last row of the table.
         return cond + self.label_embed(torch.where(label < 0, self.config.n_classes, label))
+
+
+class How(NamedTuple):
+    """With Triton kernels or in plain torch; with results in the place of what they came from or not."""
+
+    kernels: bool
+    in_place: bool
 
 
 class Branch(NamedTuple):
@@ -165,19 +181,18 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(inner, width)
 
     def forward(
-        self, h: Tensor, branch: Branch | None, cond: Tensor, angles: Angles, fused: bool
+        self, h: Tensor, branch: Branch | None, cond: Tensor, angles: Angles, how: How
     ) -> tuple[Tensor, Branch]:
         """The stream before the MLP's output is added to it, and that output."""
         dropout = self.dropout if self.training else 0.0
-        h, normed, gate = self.attn_norm(h, branch, cond, fused)
-        attended = self.attn_out(self._attend(normed, angles, fused))
-        h, normed, gate_of_mlp = self.mlp_norm(
-            h, Branch(attended, None, gate, dropout), cond, fused
-        )
-        return h, Branch(self._mlp(normed, fused), self.mlp_out.bias, gate_of_mlp, dropout)
+        h, normed, gate = self.attn_norm(h, branch, cond, how)
+        attended = Branch(self._attend(normed, angles, how), None, gate, dropout)
+        h, normed, gate = self.mlp_norm(h, attended, cond, how)
+        value, bias = self._mlp(normed, how)
+        return h, Branch(value, bias, gate, dropout)
 
-    def _attend(self, h: Tensor, angles: Angles, fused: bool) -> Tensor:
-        if fused:
+    def _attend(self, h: Tensor, angles: Angles, how: How) -> Tensor:
+        if how.kernels and _is_plain(self.qkv):
             from xdlm.ops.fused_rotary import fused_qkv
 
             q, k, v = fused_qkv(h, self.qkv.weight, *angles, self.heads)
@@ -185,15 +200,17 @@ class Block(nn.Module):
             qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
             q, k = rotate(q, angles), rotate(k, angles)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.attn_out(attended.transpose(1, 2).flatten(2))
 
-    def _mlp(self, h: Tensor, fused: bool) -> Tensor:
-        """Without the last bias."""
-        if fused:
+    def _mlp(self, h: Tensor, how: How) -> tuple[Tensor, Tensor | None]:
+        """The output, and a bias that is still to be added to it."""
+        if how.kernels and _is_plain(self.mlp_in) and _is_plain(self.mlp_out):
             from xdlm.ops.fused_mlp import fused_mlp
 
-            return fused_mlp(h, self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight)
-        return F.linear(F.gelu(self.mlp_in(h), approximate="tanh"), self.mlp_out.weight)
+            weights = (self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight)
+            return fused_mlp(h, *weights), self.mlp_out.bias
+        return self.mlp_out(F.gelu(self.mlp_in(h), approximate="tanh")), None
 
 
 class AdaptiveNorm(nn.Module):
@@ -208,31 +225,38 @@ class AdaptiveNorm(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(
-        self, h: Tensor, branch: Branch | None, cond: Tensor, fused: bool
+        self, h: Tensor, branch: Branch | None, cond: Tensor, how: How
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The stream with the branch added, its modulated norm, and the gate for what that feeds (not
-        to be used if there is none)."""
-        parts = self.modulation(cond).chunk(3 if self.gated else 2, dim=-1)
-        shift, scale = parts[:2]
-        if fused:
+        """The stream with the branch added, its modulated norm, and the gate for what that feeds
+        (empty if there is none)."""
+        width = h.shape[-1]
+        shift, scale, gate = self.modulation(cond).split((width, width, width * self.gated), dim=-1)
+        if how.kernels:
             from xdlm.ops.fused_norm import fused_adaptive_norm
 
-            value, bias, gate, dropout = branch or (None, None, None, 0.0)
             h, normed = fused_adaptive_norm(
-                h, self.norm.weight, scale, shift,
-                branch=value, bias=bias, gate=gate, dropout=dropout,
+                h, self.norm.weight, scale, shift, branch=branch, eps=self.norm.eps,
+                in_place=how.in_place,
             )  # fmt: skip
-            return h, normed, parts[-1]
+            return h, normed, gate
         if branch is not None:
             value = branch.value if branch.bias is None else branch.value + branch.bias
             h = h + branch.gate[:, None] * F.dropout(value, branch.dropout)
-        return h, self.norm(h) * (1 + scale[:, None]) + shift[:, None], parts[-1]
+        return h, self.norm(h) * (1 + scale[:, None]) + shift[:, None], gate
 
 
 def kernels_can_run(h: Tensor) -> bool:
-    """Whether the Triton kernels can do the trunk's small steps. A compiler makes its own."""
+    """Whether the Triton kernels can do the trunk's small steps. A compiler makes its own, and autocast
+    changes types where a kernel does not look."""
     known = h.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return h.is_cuda and known and has_triton() and not torch.compiler.is_compiling()
+    outside = not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda"))
+    return h.is_cuda and known and has_triton() and outside
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """A linear layer that does no more than that: not wrapped by an adapter, without hooks."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    return type(layer) is nn.Linear and not hooks
 
 
 class TimeEmbedding(nn.Module):

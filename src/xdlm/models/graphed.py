@@ -1,47 +1,78 @@
 """A trunk's many small launches, recorded once as a CUDA graph and replayed as one.
 
 Launching costs a CPU some ten microseconds each, and a trunk has hundreds forward and again backward;
-on a fast GPU that is longer than the work itself. A recording belongs to one shape, one set of weights
-(by address: values may change in place) and one mode; the second call that asks for it makes it, the
-first having warmed everything up.
+on a fast GPU that is longer than the work itself. A recording belongs to one shape, one mode and one set of
+weights: it reads them where they are, so their values may change in place, and a call that finds anything
+else about them changed makes a recording of its own. Hooks of modules do not run in a replay.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from xdlm.errors import UserError
 from xdlm.models.contract import Denoiser
 
-#: Recordings kept for a model, each with memory of its own.
-_KEPT = 4
+#: Recordings kept for a model, each with memory of its own; and calls remembered that may repeat.
+_KEPT, _REMEMBERED = 4, 32
 
 
 def run_trunk(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
-    """`denoiser.trunk(z, t, label)`, replayed where the model allows it and the call repeats. What is
-    returned may be overwritten by the next call: use it first."""
-    if not (z.is_cuda and denoiser.replayable) or torch.cuda.is_current_stream_capturing():
+    """`denoiser.trunk(z, t, label)`, replayed from the second equal call on where the model allows it.
+    What is returned may be overwritten by the next call: use it first."""
+    if not _can_replay(denoiser, z):
         return denoiser.trunk(z, t, label)
-    parameters = list(denoiser.parameters())
-    train = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
-    where = tuple(p.data_ptr() for p in parameters)
-    key = (z.shape, label is None, denoiser.training, train, where)
-    recordings = _RECORDINGS.setdefault(denoiser, {})
-    if key not in recordings:
-        recordings[key] = None
-        while len(recordings) > _KEPT:
-            recordings.pop(next(iter(recordings)))
-        return denoiser.trunk(z, t, label)
-    recording = recordings[key]
-    if recording is None:
-        kind = _TrainRecording if train else _Recording
-        recording = recordings[key] = kind(denoiser, z, t, label)
-    return recording(z, t, label)
+    memory = _MEMORIES.setdefault(denoiser, _Memory())
+    key = _key(denoiser, z, t, label)
+    recording = memory.find(key)
+    if recording is None and memory.seen_before(key):
+        with torch.cuda.device(z.device):
+            recording = memory.keep(key, _record(denoiser, z, t, label))
+    return denoiser.trunk(z, t, label) if recording is None else recording(z, t, label)
+
+
+def release_recordings(denoiser: Denoiser) -> None:
+    """Give the memory of a model's recordings back."""
+    _MEMORIES.pop(denoiser, None)
+
+
+def _can_replay(denoiser: Denoiser, z: Tensor) -> bool:
+    """Not under autocast, whose copies of weights come and go; nor where `trunk` has been replaced."""
+    return (
+        z.is_cuda
+        and denoiser.replayable
+        and "trunk" not in vars(denoiser)
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _key(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> Hashable:
+    """All that a recording depends on beside the values of its inputs."""
+    state = tuple((s.data_ptr(), s.dtype, s.requires_grad) for s in denoiser.replay_state())
+    inputs = tuple(None if given is None else (given.shape, given.dtype) for given in (z, t, label))
+    mode = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), denoiser.replay_mode())
+    return inputs, mode, state
+
+
+def _record(
+    denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None
+) -> _Recording | _TrainRecording | None:
+    """None where there is not enough memory for one."""
+    train = torch.is_grad_enabled() and any(p.requires_grad for p in denoiser.parameters())
+    try:
+        return (_TrainRecording if train else _Recording)(denoiser, z, t, label)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
 
 
 class _Inputs:
@@ -63,7 +94,8 @@ class _Recording:
 
     def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
         self._inputs, self._graph = _Inputs(z, t, label), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        self._state = denoiser.replay_state()  # held, so that what the graph reads is not freed
+        with torch.cuda.graph(self._graph, stream=torch.cuda.Stream(z.device)):
             self._hidden = denoiser.trunk(*self._inputs.tensors)
 
     def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
@@ -77,28 +109,42 @@ class _TrainRecording:
 
     def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
         self._inputs, self._parameters = _Inputs(z, t, label), list(denoiser.parameters())
+        self._state = denoiser.replay_state()
         self.runs = 0
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        pool = torch.cuda.graph_pool_handle()
         # Leaves of their own over the same memory: those of the model may still belong to the graph of
         # an earlier pass, and to its stream.
         leaves = {
             name: p.detach().requires_grad_(p.requires_grad)
             for name, p in denoiser.named_parameters()
         }
-        with torch.cuda.graph(self.forward_graph, pool=pool):
-            hidden = functional_call(_TrunkOf(denoiser), leaves, self._inputs.tensors)
-        self.d_hidden = torch.empty_like(hidden)
         trained = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        with torch.cuda.graph(self.backward_graph, pool=pool):
-            gradients = torch.autograd.grad(hidden, trained, self.d_hidden, allow_unused=True)
-        self.hidden = hidden.detach()
+        trunk, stream = _TrunkOf(denoiser), torch.cuda.Stream(z.device)
+        pool = torch.cuda.graph_pool_handle()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what a first backward pass loads cannot be loaded below
+            hidden = functional_call(trunk, leaves, self._inputs.tensors)
+            if hidden.requires_grad:
+                torch.autograd.grad(hidden, trained, hidden.detach(), allow_unused=True)
+        torch.cuda.current_stream().wait_stream(stream)
+        del hidden
+        with torch.cuda.graph(self.forward_graph, pool=pool, stream=stream):
+            hidden = functional_call(trunk, leaves, self._inputs.tensors)
+        gradients: tuple[Tensor | None, ...] = (None,) * len(trained)
+        self.hidden, self.d_hidden = hidden.detach(), torch.empty_like(hidden)
+        if hidden.requires_grad:
+            with torch.cuda.graph(self.backward_graph, pool=pool, stream=stream):
+                gradients = torch.autograd.grad(hidden, trained, self.d_hidden, allow_unused=True)
+        self.reaches_trunk = hidden.requires_grad
         found = iter(gradients)
         self.gradients = [next(found) if p.requires_grad else None for p in self._parameters]
 
     def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
         self._inputs.fill(z, t, label)
-        return _Replay.apply(self, *self._parameters)
+        if self.reaches_trunk:
+            return _Replay.apply(self, *self._parameters)
+        self.forward_graph.replay()
+        return self.hidden
 
 
 class _TrunkOf(nn.Module):
@@ -122,16 +168,49 @@ class _Replay(torch.autograd.Function):
         return recording.hidden.view_as(recording.hidden)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         recording: _TrainRecording = ctx.recording
         if ctx.run != recording.runs:
-            raise UserError("a recorded trunk keeps one pass: run backward before the next forward")
+            raise UserError(
+                "a recorded trunk keeps one pass: run backward once, before the next forward"
+            )
+        recording.runs += 1  # the backward graph uses the memory of the forward one
         recording.d_hidden.copy_(upstream[0])
         recording.backward_graph.replay()
-        # Still held by the recording, so that autograd copies them instead of keeping them.
-        return (None, *recording.gradients)
+        return (None, *(None if g is None else g.clone() for g in recording.gradients))
 
 
-_RECORDINGS: WeakKeyDictionary[
-    Denoiser, dict[tuple[Any, ...], _Recording | _TrainRecording | None]
-] = WeakKeyDictionary()
+class _Memory:
+    """A model's recordings, the least recently used first, and the calls that were seen once."""
+
+    def __init__(self) -> None:
+        self._recordings: OrderedDict[Hashable, _Recording | _TrainRecording] = OrderedDict()
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+
+    def find(self, key: Hashable) -> _Recording | _TrainRecording | None:
+        if key in self._recordings:
+            self._recordings.move_to_end(key)
+        return self._recordings.get(key)
+
+    def seen_before(self, key: Hashable) -> bool:
+        seen = key in self._seen
+        self._seen[key] = None
+        self._seen.move_to_end(key)
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return seen
+
+    def keep(
+        self, key: Hashable, recording: _Recording | _TrainRecording | None
+    ) -> _Recording | _TrainRecording | None:
+        if recording is None:  # no memory for it: start counting again
+            self._seen.pop(key, None)
+            return None
+        self._recordings[key] = recording
+        if len(self._recordings) > _KEPT:
+            self._recordings.popitem(last=False)
+        return recording
+
+
+_MEMORIES: WeakKeyDictionary[Denoiser, _Memory] = WeakKeyDictionary()

@@ -51,14 +51,19 @@ def _nelbo_kernel(
     safe_b = tl.where(noisy, b, 1.0)
     sharp = tl.log((alpha + b) / tl.where(noisy, alpha * p_x + b, 1.0))
     sharp = tl.where(noisy, sharp, -log_p_x)
-    spread = tl.where(noisy, b * (tl.log(1 + alpha / safe_b) - total), 0.0)
+    # In the precision of S, so that for a certain prediction the two cancel.
+    c = (alpha / safe_b).to(tl.float32).to(tl.float64)
+    certain = tl.log(1 + c).to(tl.float32).to(tl.float64)
+    spread = tl.where(noisy, b * (certain - total), 0.0)
     # d = rho - 1, from a difference that is exact: the truth has alpha (1 - p_z) more where z = x, and
     # alpha p_z less where it is not.
+    truth = tl.where(kept, alpha, 0.0) + b_z
     model = alpha * p_z + b_z
     possible = (weight > 0) & (model > 0)
     d = tl.where(kept, alpha * (1 - p_z), -alpha * p_z) / tl.where(possible, model, 1.0)
     near = d * d * (0.5 - d * (1.0 / 3 - 0.25 * d))
-    bend = tl.where(tl.abs(d) < 1e-4, near, d - tl.log(1 + d))
+    log_rho = tl.log(tl.where(possible, truth / tl.where(possible, model, 1.0), 1.0))
+    bend = tl.where(tl.abs(d) < 1e-4, near, d - log_rho)
     loss = weight * (alpha * sharp + spread + bend)
     share_x = tl.where(noisy, alpha * p_x / tl.where(noisy, alpha * p_x + b, 1.0), 1.0)
     share_z = tl.where(b_z > 0, alpha * p_z / tl.where(possible, model, 1.0), 1.0)

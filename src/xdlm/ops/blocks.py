@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from xdlm.ops.rows import Impl, RowLoss, work_dtype
 from xdlm.structs import HeadRows, RowLosses, RowStats
@@ -157,6 +158,7 @@ class _RowStats(torch.autograd.Function):
         return found.stats
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows = HeadRows(*ctx.saved_tensors)
         math, head = _prepared(rows, ctx.special, ctx.impl)
@@ -193,6 +195,7 @@ class _RowLoss(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradient is None:
             raise RuntimeError("row_loss keeps its gradient for one backward pass only")

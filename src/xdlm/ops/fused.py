@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xdlm.ops.blocks import Found, Head
+from xdlm.ops.device import given_or
 from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
 
@@ -64,8 +65,8 @@ class TritonBlock:
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
         logits = self.logits(rows.hidden[part], head)
         _stats_kernel[(len(logits),)](
-            logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x), *out.stats,
-            _or(out.spread, logits), part.start, logits.stride(0), width=logits.shape[1],
+            logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), *out.stats,
+            given_or(out.spread, logits), part.start, logits.stride(0), width=logits.shape[1],
             HAS_SUM=rows.log_c is not None, NEED_SPREAD=out.spread is not None,
             BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
@@ -76,16 +77,11 @@ class TritonBlock:
     ) -> Tensor:
         d_logits = torch.empty_like(state, dtype=rows.hidden.dtype)
         _gradient_kernel[(len(state),)](
-            state, d_logits, head.bias, rows.x, rows.z, _or(rows.log_c, rows.x), found.stats.lse,
+            state, d_logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
             found.spread, *d, part.start, state.stride(0), width=state.shape[1],
             HAS_SUM=rows.log_c is not None, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
         return d_logits
-
-
-def _or(given: Tensor | None, filler: Tensor) -> Tensor:
-    """A kernel needs some pointer, even where it will not look."""
-    return filler if given is None else given
 
 
 @triton.jit

@@ -24,7 +24,7 @@ def fused_uniform(seed: int, stream: int, sample: Tensor, position: Tensor, step
         for stride in (index.stride() if index.ndim == 2 else (0, *index.stride()))
     ]
     if out.numel():
-        grid = (triton.cdiv(columns, _BLOCK), rows)
+        grid = (rows, triton.cdiv(columns, _BLOCK))
         _uniform_kernel[grid](
             sample, position, out, *(strides if sample.ndim else (0, 0, 0, 0)), columns,
             step & 0xFFFFFFFF, stream << 24, seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF,
@@ -38,8 +38,8 @@ def _uniform_kernel(
     sample_ptr, position_ptr, out_ptr, sample_row, sample_column, position_row, position_column,
     columns, step, stream, key0, key1, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     sample = tl.load(sample_ptr + row * sample_row + column * sample_column, mask=inside, other=0)
     position = tl.load(

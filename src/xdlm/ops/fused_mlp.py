@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 #: The shape of a program's tile, and how many rows it adds up in the backward pass.
 _ROWS, _COLUMNS, _CHUNK = 2, 1024, 32
@@ -26,11 +28,15 @@ def fused_mlp(h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor)
     else:
         out = torch.empty(len(flat), len(weight_out), dtype=h.dtype, device=h.device)
         for rows in (slice(i, i + _PIECE) for i in range(0, len(flat), _PIECE)):
-            # The product's own epilogue applies bias and GELU: nothing is written twice.
-            inner = torch._addmm_activation(bias_in, flat[rows], weight_in.T, use_gelu=True)
-            torch.mm(inner, weight_out.T, out=out[rows])
-            del inner  # before the next one is made
+            torch.mm(_inner(flat[rows], weight_in, bias_in), weight_out.T, out=out[rows])
     return out.view(*h.shape[:-1], -1)
+
+
+def _inner(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """On a GPU the product's own epilogue applies bias and GELU: nothing is written twice."""
+    if h.is_cuda:
+        return torch._addmm_activation(bias, h, weight.T, use_gelu=True)
+    return F.gelu(torch.addmm(bias, h, weight.T), approximate="tanh")  # there, that one has erf
 
 
 class _Mlp(torch.autograd.Function):
@@ -51,6 +57,7 @@ class _Mlp(torch.autograd.Function):
         return torch.mm(after, weight_out.T)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         h, weight_in, bias_in, weight_out, before = ctx.saved_tensors
         d_out = upstream[0].contiguous()
@@ -63,12 +70,15 @@ class _Mlp(torch.autograd.Function):
             before, bias_in, d_inner, after, sums, rows, columns,
             ROWS=_ROWS, COLUMNS=_COLUMNS, CHUNK=_CHUNK, num_warps=4,
         )  # fmt: skip
-        d_weight_out = torch.mm(d_out.T, after)
+        by_h, by_weight_in, by_bias, by_weight_out = ctx.needs_input_grad
+        d_weight_out = torch.mm(d_out.T, after) if by_weight_out else None
         del after
         return (
-            torch.mm(d_inner, weight_in), torch.mm(d_inner.T, h), sums.sum(0).to(bias_in.dtype),
+            torch.mm(d_inner, weight_in) if by_h else None,
+            torch.mm(d_inner.T, h) if by_weight_in else None,
+            sums.sum(0).to(bias_in.dtype) if by_bias else None,
             d_weight_out,
-        )  # fmt: skip
+        )
 
 
 @triton.jit

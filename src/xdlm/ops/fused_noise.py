@@ -19,6 +19,7 @@ def fused_noised(
     coefs: Coefs, vocab_size: int, x: Tensor, index: Tensor, seed: int, kept_rows: float
 ) -> Noised:
     """As `training.noised.noised_in_torch`, for `x` [B, L] and coefficients [B] on a GPU."""
+    x = x.contiguous()
     batch, length = x.shape
     special_ids, rate = coefs.b.special_ids, coefs.rate
     z, picked = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
@@ -27,8 +28,8 @@ def fused_noised(
         field.contiguous()
         for field in (coefs.alpha, coefs.b.tok, coefs.b.special, rate.tok, rate.special)
     ]
-    _noise_kernel[(triton.cdiv(length, _BLOCK), batch)](
-        x.contiguous(), index.contiguous(), *per_entry, z, weight, scale, picked, length,
+    _noise_kernel[(batch, triton.cdiv(length, _BLOCK))](
+        x, index.contiguous(), *per_entry, z, weight, scale, picked, length,
         vocab_size - len(special_ids), seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF,
         CORRUPT=int(Stream.CORRUPT), THINNING=int(Stream.ROW_THINNING), SPECIAL=special_ids,
         RISING=tuple(sorted(special_ids)), N_SPECIAL=len(special_ids), KEPT=kept_rows, BLOCK=_BLOCK,
@@ -43,8 +44,8 @@ def _noise_kernel(
     CORRUPT: tl.constexpr, THINNING: tl.constexpr, SPECIAL: tl.constexpr, RISING: tl.constexpr,
     N_SPECIAL: tl.constexpr, KEPT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    entry = tl.program_id(1)
-    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    entry = tl.program_id(0)
+    position = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = position < length
     at = entry.to(tl.int64) * length + position
     x = tl.load(x_ptr + at, mask=inside, other=0)

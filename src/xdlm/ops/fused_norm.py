@@ -10,16 +10,34 @@ numbers dropout removes is a hash of (seed, token, feature), made anew in the ba
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from xdlm.ops.device import given_or
 
 #: Programs of the backward pass per multiprocessor.
 _RESIDENT = 4
-_EPS = 1e-5
+
+
+class Branch(Protocol):
+    """What is added to the stream: value [B, L, W], bias [W] or None, gate [1 or B, W]."""
+
+    @property
+    def value(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    @property
+    def gate(self) -> Tensor: ...
+
+    @property
+    def dropout(self) -> float: ...
 
 
 def fused_adaptive_norm(
@@ -28,49 +46,44 @@ def fused_adaptive_norm(
     scale: Tensor,
     shift: Tensor,
     *,
-    branch: Tensor | None = None,
-    bias: Tensor | None = None,
-    gate: Tensor | None = None,
-    dropout: float = 0.0,
+    branch: Branch | None = None,
+    eps: float = 1e-5,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`h'` and `y` for `h` and `branch` [B, L, W]; `scale`, `shift` and `gate` are [1 or B, W].
+    """`h'` and `y` for `h` [B, L, W]; `scale`, `shift` and the branch's gate are all [1, W] or [B, W].
 
-    Without gradients `h'` takes the place of `h`, and `y` that of the branch.
+    In place, which has no gradient, `h'` is written over `h` and `y` over the branch's value.
     """
-    if not torch.is_grad_enabled() and dropout == 0:
-        return _in_place(h, weight, scale, shift, branch, bias, gate)
-    if branch is None:
-        return h, _AdaptiveNorm.apply(h, None, None, None, weight, scale, shift, 0.0, None)
+    assert len(scale) == len(shift) == (len(scale) if branch is None else len(branch.gate))
+    value, bias, gate, dropout = (None, None, None, 0.0) if branch is None else (
+        branch.value, branch.bias, branch.gate, branch.dropout
+    )  # fmt: skip
     # From torch's generator on the device: `torch.manual_seed` decides, also when a recording of this
     # call is replayed.
     seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=h.device) if dropout else None
-    return _AdaptiveNorm.apply(h, branch, bias, gate, weight, scale, shift, dropout, seed)
-
-
-def _in_place(
-    h: Tensor, weight: Tensor, scale: Tensor, shift: Tensor,
-    branch: Tensor | None, bias: Tensor | None, gate: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    y = torch.empty_like(h) if branch is None else branch
-    _launch_forward(h, branch, bias, gate, weight, scale, shift, h, y, None, 0.0, None)
-    return h, y
+    if in_place:
+        y = torch.empty_like(h) if value is None else value
+        _launch_forward(h, value, bias, gate, weight, scale, shift, h, y, None, dropout, seed, eps)
+        return h, y
+    result = _AdaptiveNorm.apply(h, value, bias, gate, weight, scale, shift, dropout, seed, eps)
+    return (h, result) if value is None else result
 
 
 def _launch_forward(
     h: Tensor, value: Tensor | None, bias: Tensor | None, gate: Tensor | None, weight: Tensor,
     scale: Tensor, shift: Tensor, after: Tensor, y: Tensor, moments: Tensor | None, dropout: float,
-    seed: Tensor | None,
+    seed: Tensor | None, eps: float,
 ) -> None:  # fmt: skip
     batch, length, width = h.shape
     assert h.is_contiguous() and y.is_contiguous() and (value is None or value.is_contiguous())
     mean, rstd = (h, h) if moments is None else moments.unbind()
     block = triton.next_power_of_2(width)
     _forward_kernel[(batch * length,)](
-        h, _or(value, h), _or(bias, h), _or(gate, h), weight, scale, shift,
-        after, y, mean, rstd, length, _rows(gate), _rows(scale), _rows(shift), _or(seed, h),
+        h, given_or(value, h), given_or(bias, h), given_or(gate, h), weight, scale, shift,
+        after, y, mean, rstd, length, _rows(gate), _rows(scale), _rows(shift), given_or(seed, h),
         *_dropout(dropout), W=width, BLOCK=block,
         HAS_BRANCH=value is not None, HAS_BIAS=bias is not None, DROPOUT=dropout > 0,
-        KEEP_MOMENTS=moments is not None, EPS=_EPS, num_warps=max(1, block // 1024),
+        KEEP_MOMENTS=moments is not None, EPS=eps, num_warps=min(32, max(1, block // 1024)),
     )  # fmt: skip
 
 
@@ -79,6 +92,7 @@ class _AdaptiveNorm(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, value: Tensor | None, bias: Tensor | None, gate: Tensor | None,
         weight: Tensor, scale: Tensor, shift: Tensor, dropout: float, seed: Tensor | None,
+        eps: float,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         h = h.contiguous()
         value = None if value is None else value.contiguous()
@@ -86,7 +100,7 @@ class _AdaptiveNorm(torch.autograd.Function):
         y = torch.empty_like(h)
         moments = h.new_empty(2, h.shape[0] * h.shape[1], dtype=torch.float32)
         _launch_forward(
-            h, value, bias, gate, weight, scale, shift, after, y, moments, dropout, seed
+            h, value, bias, gate, weight, scale, shift, after, y, moments, dropout, seed, eps
         )  # fmt: skip
         ctx.save_for_backward(after, value, bias, gate, weight, scale, moments, seed)
         ctx.dropout = dropout
@@ -94,6 +108,7 @@ class _AdaptiveNorm(torch.autograd.Function):
         return y if value is None else (after, y)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         d_after, d_y = upstream if len(upstream) == 2 else (None, *upstream)
         after, value, bias, gate, weight, scale, moments, seed = ctx.saved_tensors
@@ -108,12 +123,13 @@ class _AdaptiveNorm(torch.autograd.Function):
         chunks = triton.cdiv(length, chunk)
         n_sums, block = 2 if value is None else 4, triton.next_power_of_2(width)
         sums = after.new_empty(batch, chunks, n_sums, width, dtype=torch.float32)
-        _backward_kernel[(chunks, batch)](
-            d_y, _or(d_after, d_y), after, _or(value, d_y), _or(bias, d_y), _or(gate, d_y), weight,
-            scale, *moments.unbind(), d_h, _or(d_value, d_h), sums, length, _rows(gate),
-            _rows(scale), _or(seed, d_y), *_dropout(ctx.dropout), W=width, BLOCK=block,
+        _backward_kernel[(batch, chunks)](
+            d_y, given_or(d_after, d_y), after, given_or(value, d_y), given_or(bias, d_y),
+            given_or(gate, d_y), weight, scale, *moments.unbind(), d_h, given_or(d_value, d_h), sums,
+            length, _rows(gate), _rows(scale), given_or(seed, d_y), *_dropout(ctx.dropout), W=width, BLOCK=block,
             CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
-            HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0, num_warps=max(4, block // 256),
+            HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0,
+            num_warps=min(32, max(4, block // 256)),
         )  # fmt: skip
         total = sums.sum(1)
         d_shift, d_gain = total[:, 0], total[:, 1]
@@ -122,7 +138,7 @@ class _AdaptiveNorm(torch.autograd.Function):
         return (
             d_h, d_value, d_bias, total[:, 2].to(low) if value is not None else None,
             (d_gain * (1 + scale)).sum(0).to(low), (d_gain * weight).to(low), d_shift.to(low),
-            None, None,
+            None, None, None,
         )  # fmt: skip
 
 
@@ -131,11 +147,6 @@ def _programs(where: Tensor) -> int:
     if not where.is_cuda:
         return _RESIDENT
     return _RESIDENT * torch.cuda.get_device_properties(where.device).multi_processor_count
-
-
-def _or(given: Tensor | None, filler: Tensor) -> Tensor:
-    """A kernel needs some pointer, even where it will not look."""
-    return filler if given is None else given
 
 
 def _rows(condition: Tensor | None) -> int:
@@ -159,7 +170,7 @@ def _mix(value):
 
 
 @triton.jit
-def keep(seed, token, feature, threshold, factor):
+def _keep(seed, token, feature, threshold, factor):
     """`factor` where dropout keeps a number, 0 where it removes it."""
     key = _mix(_mix(seed.to(tl.uint32)) + token.to(tl.uint32))
     bits = _mix(key ^ (feature.to(tl.uint32) * 0x9E3779B9)) >> 1
@@ -185,7 +196,7 @@ def _forward_kernel(
         if HAS_BIAS:
             value += tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
         if DROPOUT:
-            value *= keep(tl.load(seed_ptr), token, feature, threshold, factor)
+            value *= _keep(tl.load(seed_ptr), token, feature, threshold, factor)
         gate = tl.load(gate_ptr + entry * gate_rows + feature, mask=inside, other=0.0)
         rounded = (h + gate.to(tl.float32) * value).to(after_ptr.dtype.element_ty)
         tl.store(after_ptr + here, rounded, mask=inside)
@@ -215,7 +226,7 @@ def _backward_kernel(
 
     d_h = d_h' + rstd (g - mean(g) - n mean(g n)),    d_branch = d_h gate (kept by dropout)
     """
-    chunk, entry = tl.program_id(0), tl.program_id(1)
+    entry, chunk = tl.program_id(0), tl.program_id(1)
     feature = tl.arange(0, BLOCK)
     inside = feature < W
     scale = tl.load(scale_ptr + entry * scale_rows + feature, mask=inside, other=0.0)
@@ -260,7 +271,7 @@ def _backward_kernel(
                 branch += bias
             d_branch = d_h * gate
             if DROPOUT:
-                kept = keep(tl.load(seed_ptr), token, feature, threshold, factor)
+                kept = _keep(tl.load(seed_ptr), token, feature, threshold, factor)
                 branch *= kept
                 d_branch *= kept
             sum_gate += d_h * branch
@@ -269,7 +280,7 @@ def _backward_kernel(
         after, d_y, d_after, value = next_after, next_d_y, next_d_after, next_value
         mean, rstd = next_mean, next_rstd
     n_sums = 4 if HAS_BRANCH else 2
-    at = sums_ptr + (entry * tl.num_programs(0) + chunk).to(tl.int64) * (n_sums * W) + feature
+    at = sums_ptr + (entry * tl.num_programs(1) + chunk).to(tl.int64) * (n_sums * W) + feature
     tl.store(at, sum_shift, mask=inside)
     tl.store(at + W, sum_gain, mask=inside)
     if HAS_BRANCH:

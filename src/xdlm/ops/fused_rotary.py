@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def fused_qkv(
@@ -30,7 +31,7 @@ class _Qkv(torch.autograd.Function):
         packed = torch.mm(h.reshape(-1, width), weight.T)
         packed = packed.view(batch, length, 3, heads, width // heads)
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
-        _turn_kernel[(length, batch)](
+        _turn_kernel[(batch * length,)](
             q, k, v, packed, cos, sin, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
             packed.stride(1), length, HEADS=heads, HALF=width // heads // 2, SIGN=1.0,
             COPY_V=False, **_blocks(heads, width // heads // 2),
@@ -39,6 +40,7 @@ class _Qkv(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         h, weight, cos, sin = ctx.saved_tensors
         batch, length, width = h.shape
@@ -46,7 +48,7 @@ class _Qkv(torch.autograd.Function):
         d_q, d_k, d_v = (d if d.stride(-1) == 1 else d.contiguous() for d in upstream)
         heads = d_q.shape[1]
         packed = torch.empty(batch, length, 3 * width, dtype=d_q.dtype, device=d_q.device)
-        _turn_kernel[(length, batch)](
+        _turn_kernel[(batch * length,)](
             d_q, d_k, d_v, packed, cos, sin, *d_q.stride()[:3], *d_k.stride()[:3],
             *d_v.stride()[:3], packed.stride(1), length, HEADS=heads, HALF=width // heads // 2,
             SIGN=-1.0, COPY_V=True, **_blocks(heads, width // heads // 2),
@@ -72,7 +74,7 @@ def _turn_kernel(
     COPY_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Features (i, i + HALF) of every head of one token's q and k, turned into its packed row."""
-    position, entry = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    position, entry = tl.program_id(0) % length, (tl.program_id(0) // length).to(tl.int64)
     head, i = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None]
     inside = (head < HEADS) & (i < HALF)
     cos = tl.load(cos_ptr + position * HALF + i, mask=i < HALF, other=0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 #: On a GPU the number of rows is rounded up to a multiple of this: the library for matrix products
 #: spends milliseconds on each size that it has not met before.
@@ -31,16 +32,16 @@ class PickedRows:
             rows = self._mask.nonzero()[:, 0]
             return rows, len(rows)
         self._done.synchronize()
-        count = int(self._count)
-        return _picked_first(self._mask)[: -(-count // _MULTIPLE) * _MULTIPLE], count
+        return padded_order(self._mask, int(self._count), _MULTIPLE)
 
 
-def _picked_first(mask: Tensor) -> Tensor:
-    """The places where a flat mask is True in order, then those where it is not."""
+def padded_order(mask: Tensor, count: int, multiple: int) -> tuple[Tensor, int]:
+    """The places where a flat mask is True in order, then some where it is not, a multiple in all."""
     place = torch.arange(len(mask), device=mask.device)
     through = mask.cumsum(0)
     target = torch.where(mask, through - 1, through[-1] + place - through)
-    return torch.empty_like(place).scatter_(0, target, place)
+    order = torch.empty_like(place).scatter_(0, target, place)
+    return order[: -(-count // multiple) * multiple], count
 
 
 def take_rows(source: Tensor, rows: Tensor) -> Tensor:
@@ -56,6 +57,7 @@ class _TakeRows(torch.autograd.Function):
         return source.index_select(0, rows)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         (rows,) = ctx.saved_tensors
         return upstream[0].new_zeros(ctx.shape).index_copy_(0, rows, upstream[0]), None

@@ -17,7 +17,7 @@ class DrawingHead:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...]) -> None:
         self.plain = Head(weight, bias, special, len(weight))
-        self.fused = resolve_impl("auto", weight.device) == "fused"
+        self.fused = resolve_impl("auto", weight.device, weight.dtype) == "fused"
         self.math = block_math("fused" if self.fused else "chunked")
         self.padded = self.math.prepare(self.plain)
 

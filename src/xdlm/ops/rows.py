@@ -45,7 +45,7 @@ def row_stats(
     them again in the backward pass; "fused" does the same with Triton kernels on a GPU. "auto" is
     "fused" where it can run and "chunked" elsewhere.
     """
-    impl = resolve_impl(impl, hidden.device)
+    impl = resolve_impl(impl, hidden.device, hidden.dtype)
     special = special_tuple(mask_id)
     weight, bias = _as_hidden(hidden, weight, bias)
     if impl == "eager":
@@ -68,7 +68,7 @@ def row_loss(
     impl: Impl = "auto",
 ) -> Tensor:
     """The sum over rows of a loss of their statistics, float64, with gradients to the head's inputs."""
-    impl = resolve_impl(impl, rows.hidden.device)
+    impl = resolve_impl(impl, rows.hidden.device, rows.hidden.dtype)
     if impl == "eager":
         raise UserError("row_loss works in blocks; for impl='eager' use row_stats and its gradient")
     from xdlm.ops.blocks import blocked_row_loss
@@ -78,20 +78,22 @@ def row_loss(
     return blocked_row_loss(rows, special_tuple(mask_id), impl, loss)
 
 
-def resolve_impl(impl: Impl, device: torch.device) -> Impl:
+def resolve_impl(impl: Impl, device: torch.device, dtype: torch.dtype = torch.float32) -> Impl:
     """What `impl` means on a device: "auto" falls back, a name that cannot run there is an error."""
     if impl not in get_args(Impl):
         raise UserError(f"unknown impl '{impl}'{did_you_mean(impl, get_args(Impl))}")
     if impl not in ("auto", "fused"):
         return impl
-    obstacle = fused_obstacle(device)
+    obstacle = fused_obstacle(device, dtype)
     if impl == "fused" and obstacle:
         raise UserError(f"impl='fused' cannot run here: {obstacle}; use 'auto' or 'chunked'")
     return "chunked" if obstacle else "fused"
 
 
-def fused_obstacle(device: torch.device) -> str | None:
+def fused_obstacle(device: torch.device, dtype: torch.dtype = torch.float32) -> str | None:
     """Why the Triton kernels cannot run on a device; None if they can."""
+    if dtype == torch.float64:
+        return "the Triton kernels add up in float32, not float64"
     if device.type != "cuda":
         return f"the Triton kernels need a CUDA device, not {device.type}"
     return None if has_triton() else "Triton is not installed"

@@ -189,9 +189,7 @@ def _thinned_step(
         rows: tuple[Tensor, ...] = (nothing, nothing)
         z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
         return z, evaluated, 0
-    hidden = _run_trunk(
-        run.denoiser, leg, z[active], None if run.label is None else run.label[active]
-    )
+    hidden = _hidden(run, leg, z, active)
     order, n_rows = picked.order()
     flat = order if isinstance(active, slice) else active[order // length] * length + order % length
     drawn, p_z = run.head.draw(
@@ -220,8 +218,12 @@ def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, 
     return mask, active
 
 
-def _run_trunk(denoiser: Denoiser, leg: Leg, z: Tensor, label: Tensor | None) -> Tensor:
-    return run_trunk(denoiser, z, torch.full(z.shape[:1], leg.t, device=z.device), label)
+def _hidden(run: _Run, leg: Leg, z: Tensor, active: Tensor | slice) -> Tensor:
+    z, label = z[active], None if run.label is None else run.label[active]
+    t = torch.full(z.shape[:1], leg.t, device=z.device)
+    if isinstance(active, slice):
+        return run_trunk(run.denoiser, z, t, label)
+    return run.denoiser.trunk(z, t, label)  # sizes that hardly repeat are not worth recording
 
 
 def _dense_step(

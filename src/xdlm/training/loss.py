@@ -61,12 +61,12 @@ class DiffusionLoss:
         pending = PickedRows(picked)
         label = self._drop_labels(batch.label, index, seed)
         hidden = run_trunk(denoiser, z, t.float(), label).flatten(0, 1)
-        rows, _ = pending.order()
+        rows, n_picked = pending.order()
         at_rows = coefs.index(rows // x.shape[1])
         x, z = x.flatten()[rows], z.flatten()[rows]
         scale = (high - low) * scale.flatten()[rows]
         head_rows = HeadRows(
-            hidden if len(rows) == len(hidden) else take_rows(hidden, rows),
+            hidden if n_picked == len(hidden) else take_rows(hidden, rows),
             denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(self.process, at_rows, x),
         )  # fmt: skip
         if self.impl == "eager":

@@ -24,11 +24,17 @@ def noised(
     """
     if not process.has_uniform_noise:
         kept_rows = 1.0
-    if x.is_cuda and has_triton():
+    if x.is_cuda and has_triton() and _by_coefficients_alone(process):
         from xdlm.ops.fused_noise import fused_noised
 
         return fused_noised(coefs, process.vocab.size, x, index, seed, kept_rows)
     return noised_in_torch(process, coefs, x, index, seed, kept_rows)
+
+
+def _by_coefficients_alone(process: NoiseProcess) -> bool:
+    """Whether noise is drawn as every process does it unless it says otherwise."""
+    drawing = ("corrupt_with", "draw_noise")
+    return all(getattr(type(process), f) is getattr(NoiseProcess, f) for f in drawing)
 
 
 def noised_in_torch(
