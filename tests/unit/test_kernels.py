@@ -107,7 +107,7 @@ for changes in ({}, {"time_conditioning": True, "n_classes": 3, "mlp_ratio": 3})
 torch.manual_seed(1)
 branch, one = torch.ones(2, 16, 96, requires_grad=True), torch.ones(1, 96)
 after, _ = fused_adaptive_norm(
-    torch.zeros(2, 16, 96), one[0], 0 * one, 0 * one, branch=branch, gate=one, dropout=0.25
+    torch.zeros(2, 16, 96), one[0], 0 * one, 0 * one, branch=dit.Branch(branch, None, one, 0.25)
 )
 assert abs((after == 0).double().mean() - 0.25) < 5 * (0.25 * 0.75 / after.numel()) ** 0.5
 assert torch.equal(torch.autograd.grad(after.sum(), branch)[0], after.detach())

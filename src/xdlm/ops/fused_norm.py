@@ -126,8 +126,8 @@ class _AdaptiveNorm(torch.autograd.Function):
         _backward_kernel[(batch, chunks)](
             d_y, given_or(d_after, d_y), after, given_or(value, d_y), given_or(bias, d_y),
             given_or(gate, d_y), weight, scale, *moments.unbind(), d_h, given_or(d_value, d_h), sums,
-            length, _rows(gate), _rows(scale), given_or(seed, d_y), *_dropout(ctx.dropout), W=width, BLOCK=block,
-            CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
+            length, _rows(gate), _rows(scale), given_or(seed, d_y), *_dropout(ctx.dropout),
+            W=width, BLOCK=block, CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
             HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0,
             num_warps=min(32, max(4, block // 256)),
         )  # fmt: skip
