@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from xdlm.cli.main import VERBS, main
+from xdlm.evaluation.records import read_records
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "recipes" / "cpu-tiny.yaml")
@@ -68,6 +69,14 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["eval", "ppl", "--max-rows", "-3"], "batch and max_rows must be"),
         (["eval", "ppl", "--seed", "-1"], "the seed not negative"),
         (["eval"], "which measure"),
+        (["eval", "gen", "--steps", "0"], "at least 1"),
+        (["eval", "gen", "--judge", "nowhere"], "no judge at nowhere"),
+        (["eval", "ppl", "--data", "ptb:test"], "ptb:test is not there"),
+        (["prepare", "--data", "nowhere", "--out", "x"], "no such file or folder"),
+        (
+            ["prepare", "--data", "corpus:heldout", "--out", "x", "--workers", "0"],
+            "at least one worker",
+        ),
         (["bench", "--methods", "xdm"], "unknown method 'xdm'"),
         (["bench", "--preset", "smal"], "did you mean 'small'"),
         (["bench", "--repeats", "0"], "must be at least 1"),
@@ -139,12 +148,16 @@ def test_sample_fills_a_template(capsys) -> None:
     assert text.startswith("The") and text.strip().endswith(" was here.")
 
 
-def test_eval_writes_json(capsys, tmp_path: Path) -> None:
-    main(["eval", "ppl", "--max-rows", "4", "--draws", "1", "--json", str(tmp_path / "r.json")])
+def test_eval_writes_records(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    (tmp_path / "own.txt").write_text("It was a dark night. " * 40)
+    main(["eval", "ppl", "--data", "corpus:heldout", str(tmp_path / "own.txt"), "--max-rows", "2",
+          "--draws", "1", "--records", str(file)])  # fmt: skip
     shown = capsys.readouterr().out
-    record = json.loads((tmp_path / "r.json").read_text())
-    assert record["weights"] == "ema" and "weights     ema" in shown
-    assert record["n_rows"] == 4 and f"{record['value']:.3f}" in shown
+    first, second = read_records(file)
+    assert first.weights == "ema" and "ema weights" in shown
+    assert first.n == second.n == 2 and f"{first.value:.3f}" in shown
+    assert first.data == "corpus:heldout" and first.data_sha256 != second.data_sha256
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ VERBS = {
     "demo": "see it all in about two minutes: samples, infilling, perplexity, training",
     "sample": "generate text, fill in templates, show or save trajectories",
     "train": "train a model from a recipe",
-    "eval": "measure a model: perplexity",
+    "eval": "measure a model: perplexity, quality of its texts",
     "tokenizer": "make a tokenizer from text",
     "prepare": "tokenise text into shards on disk",
     "export": "write a model's weights alone, in a chosen precision",

@@ -66,7 +66,8 @@ def run(arguments: list[str]) -> None:
         manifest = prepare(
             source, tokenizer, options.out,
             rules=Rules(options.bos, options.eos, options.limit),
-            workers=options.workers or os.cpu_count() or 1, on_progress=show,
+            workers=os.cpu_count() or 1 if options.workers is None else options.workers,
+            on_progress=show,
         )  # fmt: skip
     print(
         f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, "

@@ -30,6 +30,7 @@ def provenance(model: Model) -> dict[str, Any]:
         "weights": model.weights,
         "step": model.step,
         "config": dataclasses.asdict(model.config),
+        "tokenizer_sha256": model.tokenizer.digest,
     }
 
 

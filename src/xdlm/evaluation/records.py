@@ -1,0 +1,84 @@
+"""A measured number and all that it depends on, one line of JSON each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xdlm.errors import UserError
+from xdlm.files import write_atomic
+
+
+@dataclass(frozen=True)
+class EvalRecord:
+    """One result. What does not apply is None."""
+
+    metric: str
+    value: float
+    stderr: float | None
+    n: int
+    """How many rows or texts it is a mean over."""
+    seed: int
+    model: str
+    step: int
+    weights: str
+    """Averaged ("ema") or as training left them ("raw")."""
+    dtype: str
+    """What the model computed in."""
+    config: dict[str, Any]
+    tokenizer_sha256: str
+    xdlm: str
+    commit: str
+    torch: str
+    device: str
+    data: str | None = None
+    data_sha256: str | None = None
+    length: int | None = None
+    draws: int | None = None
+    steps: int | None = None
+    nfe: float | None = None
+    sampler: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    judge: str | None = None
+    judge_sha256: str | None = None
+    details: dict[str, float] = field(default_factory=dict)
+
+
+def append_records(file: Path, records: Sequence[EvalRecord]) -> None:
+    """Add lines to a file of records; the file is never half a line."""
+    old = file.read_text(encoding="utf-8") if file.exists() else ""
+    lines = [json.dumps(_finite(dataclasses.asdict(r)), allow_nan=False) for r in records]
+    write_atomic(file, old + "".join(line + "\n" for line in lines))
+
+
+def read_records(file: Path) -> list[EvalRecord]:
+    known = {f.name for f in dataclasses.fields(EvalRecord)}
+    records = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            tree = json.loads(line)
+            if unknown := set(tree) - known:
+                raise ValueError(f"unknown field {min(unknown)}")
+            records.append(EvalRecord(**tree))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{file}, line {number}: not a record ({error})") from error
+    return records
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities: a number that is not one becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value
