@@ -16,6 +16,7 @@ VERBS = {
     "sample": "generate text, fill in templates, show or save trajectories",
     "train": "train a model from a recipe",
     "eval": "measure a model: perplexity, quality of its texts",
+    "report": "tables and figures from results",
     "tokenizer": "make a tokenizer from text",
     "prepare": "tokenise text into shards on disk",
     "export": "write a model's weights alone, in a chosen precision",

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -164,22 +166,28 @@ def _groups(documents: Iterator[str]) -> Iterator[list[str]]:
 def _tokenise(
     groups: Iterator[list[str]], tokenizer: TextTokenizer, rules: Rules, workers: int
 ) -> Iterator[Iterator[_Group]]:
-    """Groups of tokens, in order. One worker is this process, with the tokenizer's own threads."""
+    """Groups of tokens, in order. One worker is a thread of this process, with the tokenizer's own
+    threads beneath it, so that reading goes on meanwhile."""
+    begin = (tokenizer.to_json(), rules)
+    executor: Executor
     if workers == 1:
-        _begin_worker(tokenizer.to_json(), rules)
-        yield map(_encode, groups)
-        return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, _begin_worker, (tokenizer.to_json(), rules)) as pool:
-        yield _bounded(pool, groups, 2 * workers)
+        executor = ThreadPoolExecutor(1, initializer=_begin_worker, initargs=begin)
+    else:
+        context = multiprocessing.get_context("spawn")
+        executor = ProcessPoolExecutor(workers, context, _begin_worker, begin)
+    try:
+        yield _bounded(executor, groups, 2 * workers)
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
-def _bounded(pool: Any, groups: Iterator[list[str]], ahead: int) -> Iterator[_Group]:
-    """Like `pool.imap`, but with only so many groups read ahead of the one that is asked for."""
-    waiting = [pool.apply_async(_encode, (group,)) for group in islice(groups, ahead)]
+def _bounded(executor: Executor, groups: Iterator[list[str]], ahead: int) -> Iterator[_Group]:
+    """Like `executor.map`, but with only so many groups read ahead of the one that is asked for."""
+    waiting = deque(executor.submit(_encode, group) for group in islice(groups, ahead))
     while waiting:
-        yield waiting.pop(0).get()
-        waiting += [pool.apply_async(_encode, (group,)) for group in islice(groups, 1)]
+        done = waiting.popleft().result()
+        waiting.extend(executor.submit(_encode, group) for group in islice(groups, 1))
+        yield done
 
 
 _WORKER: dict[str, Any] = {}

@@ -29,14 +29,14 @@ _LOSS, _VALIDATION, _REFERENCE = "#1F4E79", "#D9822B", "#777777"
 
 def plot_transitions(trajectory: Trajectory, file: Path) -> None:
     """How many positions each step changed, by kind, and how many masks it left."""
-    _save(file, [lambda axes: _draw_transitions(axes, trajectory)])
+    save_panels(file, [lambda axes: _draw_transitions(axes, trajectory)])
 
 
 def plot_loss(
     records: Records, file: Path, *, reference: float | None = None, reference_name: str = ""
 ) -> None:
     """Training loss, validation points if the log has any, and a level to compare with."""
-    _save(file, [lambda axes: _draw_loss(axes, records, reference, reference_name)])
+    save_panels(file, [lambda axes: _draw_loss(axes, records, reference, reference_name)])
 
 
 def plot_overview(
@@ -48,7 +48,7 @@ def plot_overview(
     reference_name: str = "",
 ) -> None:
     """Both of the above, side by side."""
-    _save(
+    save_panels(
         file,
         [
             lambda axes: _draw_transitions(axes, trajectory),
@@ -64,7 +64,7 @@ def plot_speed(cells: Sequence[Speed], file: Path, *, title: str) -> None:
     def panel(task: str) -> Callable[[Axes], None]:
         return lambda axes: _draw_speed(axes, [c for c in cells if c.task == task], title)
 
-    _save(file, [panel(task) for task in tasks])
+    save_panels(file, [panel(task) for task in tasks])
 
 
 def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, axis: str) -> None:
@@ -72,15 +72,16 @@ def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, ax
     panels = [lambda axes: _draw_scan(axes, points, title, axis, "seconds")]
     if any(cell.peak_gb is not None for _, cell in points):
         panels.append(lambda axes: _draw_scan(axes, points, title, axis, "peak_gb"))
-    _save(file, panels)
+    save_panels(file, panels)
 
 
-def _save(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
-    """Draw panels in a row and write them at once.
+def save_panels(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
+    """Draw panels in a row and write them at once, as SVG if the file's name says so and PNG if not.
 
     A `Figure` of its own instead of pyplot: no display, no global state, nothing to close.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -92,7 +93,11 @@ def _save(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         draw(axes)
     image = BytesIO()
-    figure.savefig(image, format="png", dpi=_DPI)
+    if file.suffix == ".svg":
+        with rc_context({"svg.hashsalt": "xdlm"}):  # the same picture, the same bytes
+            figure.savefig(image, format="svg", metadata={"Date": None})
+    else:
+        figure.savefig(image, format="png", dpi=_DPI)
     write_atomic(file, image.getvalue())
 
 
