@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ ag_news:test, arxiv:test, pubmed:test, openwebtext:train, ...), a file, or a fol
 
 examples:
   xdlm prepare --data my-texts/ --tokenizer pocket --out prepared/mine
-  xdlm prepare --data openwebtext:train --root /data --tokenizer /data/gpt2 --out prepared/owt --workers 16
+  xdlm prepare --data openwebtext:train --root /data --tokenizer /data/gpt2 --out prepared/owt --workers 4
   xdlm train recipes/cpu-tiny.yaml --data.train prepared/mine
 """
 
@@ -38,8 +37,8 @@ class Options:
     """A tokenizer.json, a folder that holds one, or the name of a bundled model."""
     root: str | None = None
     """Folder of the papers' corpora; by default that of the variable XDLM_DATA, or data."""
-    workers: int | None = None
-    """Processes that tokenise; by default one per core."""
+    workers: int = 1
+    """Processes that tokenise. One uses all cores already; more help where reading is slower."""
     bos: bool = False
     """Put the begin token before every document."""
     eos: bool = True
@@ -66,8 +65,7 @@ def run(arguments: list[str]) -> None:
         manifest = prepare(
             source, tokenizer, options.out,
             rules=Rules(options.bos, options.eos, options.limit),
-            workers=os.cpu_count() or 1 if options.workers is None else options.workers,
-            on_progress=show,
+            workers=options.workers, on_progress=show,
         )  # fmt: skip
     print(
         f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, "

@@ -137,8 +137,15 @@ def encode_documents(
 ) -> list[Tokens]:
     """Each document's tokens with its begin and end tokens."""
     dtype = token_dtype(tokenizer.size)
-    before, after = [tokenizer.bos_id] * bos, [tokenizer.eos_id] * eos
-    return [np.asarray(before + ids + after, dtype=dtype) for ids in tokenizer.encode_many(texts)]
+    encoded = tokenizer.encode_many(texts)
+    tokens = [np.empty(len(ids) + bos + eos, dtype=dtype) for ids in encoded]
+    for place, ids in zip(tokens, encoded, strict=True):
+        place[bos : bos + len(ids)] = ids
+        if bos:
+            place[0] = tokenizer.bos_id
+        if eos:
+            place[-1] = tokenizer.eos_id
+    return tokens
 
 
 def pack(

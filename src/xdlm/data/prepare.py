@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -174,7 +175,8 @@ def _tokenise(
         executor = ThreadPoolExecutor(1, initializer=_begin_worker, initargs=begin)
     else:
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(workers, context, _begin_worker, begin)
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        executor = ProcessPoolExecutor(workers, context, _begin_process, (threads, *begin))
     try:
         yield _bounded(executor, groups, 2 * workers)
     finally:
@@ -191,6 +193,11 @@ def _bounded(executor: Executor, groups: Iterator[list[str]], ahead: int) -> Ite
 
 
 _WORKER: dict[str, Any] = {}
+
+
+def _begin_process(threads: int, tokenizer_json: str, rules: Rules) -> None:
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # of the tokenizer, before it first runs here
+    _begin_worker(tokenizer_json, rules)
 
 
 def _begin_worker(tokenizer_json: str, rules: Rules) -> None:
