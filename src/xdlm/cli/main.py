@@ -54,7 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
         import_module(f"xdlm.cli.{verb}").run(rest)
         sys.stdout.flush()
     except UserError as error:
-        print(f"xdlm: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several processes one is enough to say it
+            print(f"xdlm: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("xdlm: interrupted", file=sys.stderr)

@@ -15,6 +15,7 @@ from xdlm.data import Rows, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
 from xdlm.tokens import TextTokenizer
+from xdlm.training.parallel import World, join_world
 from xdlm.training.trainer import Trainer, find_resume
 
 _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overridden by a flag.
@@ -26,6 +27,10 @@ examples:
   xdlm train recipes/cpu-tiny.yaml
   xdlm train recipes/cpu-tiny.yaml --data.train my-texts/ --train.steps 500 --train.out runs/mine
   xdlm train recipes/cpu-tiny.yaml --resume
+  torchrun --nproc-per-node 8 --max-restarts 3 -m xdlm.cli.main train recipes/owt/xdlm-k0.1.yaml
+
+Under torchrun every process takes its share of each batch, and the result does not depend on their number
+but for rounding (and dropout). Started again after a process died, a run goes on by itself.
 """
 #: Batches of validation rows go through the model so many at a time.
 _EVAL_BATCH = 64
@@ -48,20 +53,25 @@ def run(arguments: list[str]) -> None:
     if recipe is None:
         raise UserError("which recipe? for example: xdlm train recipes/cpu-tiny.yaml")
     config = RunConfig(**{name: getattr(options, name) for name in sections})
-    checkpoint = find_resume(Path(config.train.out), resume=options.resume)
-    trainer = make_trainer(config, load_tokenizer(config.data.tokenizer))
-    if checkpoint is not None:
-        trainer.restore(checkpoint)
-    if not trainer.run():
+    with join_world() as world:
+        checkpoint = find_resume(Path(config.train.out), resume=options.resume)
+        world.wait()  # before the first of them writes anything
+        trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        finished = trainer.run()
+    if not finished:
         sys.exit(130)
 
 
-def make_trainer(config: RunConfig, tokenizer: TextTokenizer) -> Trainer:
+def make_trainer(
+    config: RunConfig, tokenizer: TextTokenizer, world: World | None = None
+) -> Trainer:
     """Read and pack the data, and put validation and training together."""
     data = config.data
     rows = read_rows(data.train, tokenizer, data, limit=data.limit)
     if data.val is None or config.train.eval_every == 0:
-        return Trainer(config, tokenizer, rows)
+        return Trainer(config, tokenizer, rows, world=world)
     val = read_rows(data.val, tokenizer, data)
     if len(val) == 0:
         raise UserError(f"the validation text {data.val} is shorter than one row of {data.length}")
@@ -73,7 +83,7 @@ def make_trainer(config: RunConfig, tokenizer: TextTokenizer) -> Trainer:
         )  # fmt: skip
         return result.nats_per_token, result.nats_stderr
 
-    return Trainer(config, tokenizer, rows, validate=validate)
+    return Trainer(config, tokenizer, rows, validate=validate, world=world)
 
 
 def read_rows(

@@ -76,6 +76,25 @@ class RunLog:
         write_atomic(self.file, "".join(json.dumps(r) + "\n" for r in kept))
 
 
+class SilentLog:
+    """The log of a process that keeps none: another one writes for all."""
+
+    def __enter__(self) -> SilentLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def record(self, **fields: Any) -> None:
+        return None
+
+    def show(self, step: int, info: str) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        return None
+
+
 def read_log(file: Path) -> list[dict[str, Any]]:
     """All complete records; a last line cut short by a kill is left out."""
     records = []

@@ -45,8 +45,9 @@ from xdlm.training.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
+from xdlm.training.parallel import World, local_device, restarts
 from xdlm.training.precision import WorkingCopy
-from xdlm.training.runlog import RunLog
+from xdlm.training.runlog import RunLog, SilentLog
 
 #: A validation takes the model and gives nats per token and their standard error.
 Validate = Callable[["Trainer"], tuple[float, float]]
@@ -67,6 +68,7 @@ class Trainer:
         *,
         validate: Validate | None = None,
         console: Console | None = None,
+        world: World | None = None,
     ) -> None:
         if len(rows) == 0:
             raise UserError(
@@ -76,8 +78,11 @@ class Trainer:
         if config.model.n_classes:
             raise UserError("model.n_classes needs data with labels, and text has none; remove it")
         self.config, self.tokenizer, self.rows = config, tokenizer, rows
+        self.world = world if world is not None else World()
+        self._share = self.world.share(config.train.batch)
         self.validate, self.console = validate, console or Console(stderr=True)
-        self.device = pick_device(config.train.device)
+        wanted = config.train.device
+        self.device = pick_device((local_device() if wanted == "auto" else None) or wanted)
         self.precision = pick_precision(config.train.precision, self.device)
         vocab = config.process.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
@@ -93,8 +98,8 @@ class Trainer:
         self.data_hash = rows.digest
         self.order = ShuffledOrder(len(rows), config.train.seed)
         self.step = 0
-        # Sums since the last line of the log: loss, bound, number of steps. Saved with the state, so
-        # that a resumed run writes the same log.
+        # This process's sums since the last line of the log, loss and bound, and the number of steps.
+        # Saved with the state, so that a resumed run writes the same log.
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
         if config.train.compile:
@@ -109,19 +114,21 @@ class Trainer:
             raise UserError(
                 f"the run is at step {self.step} already, past train.steps {config.steps}"
             )
-        check_writable(self.out)
+        if self.world.is_main:
+            check_writable(self.out)
         n_parameters = sum(p.numel() for p in self.model.parameters())
         with (
-            RunLog(self.out, total=config.steps, start=self.step, console=self.console) as log,
+            self._open_log() as log,
             _interruptible() as interrupted,
         ):
             log.say(
                 f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
                 f"{self.rows.length} tokens, {describe(self.device)}, "
                 f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
+                + (f", {self.world.size} processes" if self.world.size > 1 else "")
             )
             mark, mark_step = time.perf_counter(), self.step
-            while self.step < config.steps and not interrupted():
+            while self.step < config.steps and not self.world.any(interrupted()):
                 rate, norm = self._one_step()
                 self.step += 1
                 if self.step % config.log_every == 0 or self.step == config.steps:
@@ -141,6 +148,7 @@ class Trainer:
                 if self._due(config.save_every):
                     self.save()
                     mark, mark_step = time.perf_counter(), self.step
+            self.world.wait()
             if latest_checkpoint(self.out) != checkpoint_folder(self.out, self.step):
                 self.save()
             finished = self.step == config.steps
@@ -153,7 +161,7 @@ class Trainer:
         config = self.config
         batch = config.train.batch
         # Dropout is the one thing that uses torch's own generator: a new seed for each step.
-        torch.manual_seed((config.train.seed << 32) + self.step)
+        torch.manual_seed((config.train.seed << 32) + self.step + (self.world.rank << 56))
         rate = learning_rate(config.optim, self.step, config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -169,6 +177,7 @@ class Trainer:
             self._since_log[0] += sums.loss.detach() / n_tokens
             self._since_log[1] += sums.elbo / n_tokens
         self._since_log[2] += 1
+        self.world.add_up([p.grad for p in self.model.parameters() if p.grad is not None])
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -177,17 +186,24 @@ class Trainer:
 
     def _mean_since_log(self) -> tuple[float, float]:
         """Loss and bound per token, averaged over the steps since the last line of the log."""
+        self._gather_log()
         loss, elbo, count = self._since_log.tolist()
         self._since_log.zero_()
         if not math.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {self.step}; lower optim.lr")
         return loss / count, elbo / count
 
+    def _gather_log(self) -> None:
+        """Bring what all processes have added up to the first one."""
+        self.world.add_up([self._since_log[:2]])
+        if not self.world.is_main:
+            self._since_log[:2] = 0
+
     def _micro_batches(self) -> Iterator[Batch]:
         batch, micro = self.config.train.batch, self.config.train.micro_batch
-        first = self.step * batch
-        picked = self.order.rows(first, batch)
-        for start in range(0, batch, micro):
+        first = self.step * batch + self._share.start
+        picked = self.order.rows(self.step * batch, batch)[self._share]
+        for start in range(0, len(picked), micro):
             part = picked[start : start + micro]
             tokens = torch.from_numpy(self.rows.take(part))
             if self.device.type == "cuda":  # or the copy would wait for all that the GPU has to do
@@ -201,10 +217,20 @@ class Trainer:
         obstacle = fused_obstacle(self.device) if self.device.type == "cuda" else None
         return f"{impl} ({obstacle})" if obstacle else impl
 
+    def _open_log(self) -> RunLog | SilentLog:
+        if not self.world.is_main:
+            return SilentLog()
+        return RunLog(
+            self.out, total=self.config.train.steps, start=self.step, console=self.console
+        )
+
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
 
-    def _validate(self, log: RunLog) -> None:
+    def _validate(self, log: RunLog | SilentLog) -> None:
+        """On the first process; the others meet it at their next sum."""
+        if not self.world.is_main:
+            return
         assert self.validate is not None
         self.model.eval()
         with self.ema.applied(self.model):
@@ -220,6 +246,12 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint, then drop the oldest beyond `train.keep`."""
         self._check_finite()
+        self._gather_log()
+        if self.world.is_main:
+            self._write_checkpoint()
+        self.world.wait()
+
+    def _write_checkpoint(self) -> None:
         save_checkpoint(
             checkpoint_folder(self.out, self.step),
             config=self.config,
@@ -266,17 +298,20 @@ class Trainer:
                 self.optimizer, self.model, checkpoint.tensors(OPTIMIZER), checkpoint.step
             )
         self._since_log.copy_(torch.tensor(checkpoint.meta["since_log"], dtype=torch.float64))
+        if not self.world.is_main:
+            self._since_log[:2] = 0
         self.step = checkpoint.step
 
 
 def find_resume(out: Path, *, resume: bool) -> Checkpoint | None:
-    """The checkpoint to go on from; refuses to start over a run that is already there."""
+    """The checkpoint to go on from; refuses to start over a run that is already there. A run that
+    `torchrun` has restarted goes on by itself."""
     latest = latest_checkpoint(out)
     if latest is None:
-        if resume:
+        if resume and not restarts():
             raise UserError(f"nothing to resume: {out} holds no checkpoint")
         return None
-    if not resume:
+    if not resume and not restarts():
         raise UserError(f"{out} already holds {latest.name}; add --resume or choose another folder")
     return open_checkpoint(latest)
 

@@ -1,0 +1,110 @@
+"""Several processes that train one model, as `torchrun` starts them.
+
+Each process holds the whole model and takes its share of every batch; gradients are added up in float32
+once per optimiser step, and every process then makes the same update. Noise and times depend on the
+samples' numbers alone, so how a batch is shared changes nothing but the order of a few additions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from xdlm.errors import UserError
+
+#: Numbers that are added up over the network at a time.
+_BUCKET = 1 << 24
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run and which of them this is. Of one process, everything here is free."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the log and the checkpoints."""
+        return self.rank == 0
+
+    def share(self, n: int) -> slice:
+        """This process's part of `n` things."""
+        if n % self.size:
+            raise UserError(f"train.batch {n} cannot be shared by {self.size} processes evenly")
+        each = n // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors, of one dtype, by their sums over all processes."""
+        if self.size == 1:
+            return
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            dist.all_reduce(flat)
+            parts = flat.split([tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        if self.size == 1:
+            return flag
+        vote = torch.tensor(int(flag))
+        dist.all_reduce(vote, dist.ReduceOp.MAX)
+        return bool(vote)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.numel() > _BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+def local_device() -> str | None:
+    """The GPU that `torchrun` means this process to use, if there are several processes and GPUs."""
+    if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+        return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+    return None
+
+
+def restarts() -> int:
+    """How often `torchrun` has started the processes again, after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextmanager
+def join_world() -> Iterator[World]:
+    """Meet the other processes, if `torchrun` started several, and part from them at the end."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "RANK" not in os.environ:
+        yield World()
+        return
+    # The place where they meet outlives them; addresses of processes that died must not be found there.
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt-{restarts()}", store)
+    # Flags and counts travel between CPUs, gradients between GPUs where there are any.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    try:
+        yield World(rank, size)
+    finally:
+        dist.destroy_process_group()
