@@ -58,8 +58,11 @@ class CausalJudge:
             ) from error
         folder, gguf = (path, None) if path.is_dir() else (path.parent, path.name)
         files: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
+        model: Any
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **files)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, **files
+            )
             model = AutoModelForCausalLM.from_pretrained(
                 folder, local_files_only=True, dtype=torch.float32, **files
             )
