@@ -125,6 +125,33 @@ def test_a_finished_folder_is_left_alone_and_another_is_refused(
         prepare(open_source(str(texts)), tokenizer, out)
 
 
+def test_what_must_not_be_overwritten_or_joined(tmp_path: Path, texts: Path, tokenizer) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("mine")
+    with pytest.raises(UserError, match="holds something else"):
+        prepare(open_source(str(texts)), tokenizer, tmp_path / "model")
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == "mine"
+    out = tmp_path / "out"
+    made = prepare(open_source(str(texts)), tokenizer, out)
+    (out / "tokens-00000.bin").unlink()
+    with pytest.raises(UserError, match=r"tokens-00000\.bin is missing"):
+        prepare(open_source(str(texts)), tokenizer, out)
+    # Cut in other groups, an unfinished folder is another one.
+    journal = json.loads(made.to_json())
+    (out / "manifest.json").unlink()
+    inputs = {k: v for k, v in journal.items()
+              if k not in ("source", "tokens", "documents", "characters", "shards")}  # fmt: skip
+    inputs["groups"] = [1, 1]
+    (out / "unfinished.json").write_text(json.dumps({"inputs": inputs, "shards": []}))
+    with pytest.raises(UserError, match="groups differs"):
+        prepare(open_source(str(texts)), tokenizer, out)
+    with pytest.raises(UserError, match="is unfinished; run `xdlm prepare` again"):
+        load_rows(str(out), tokenizer, 4)
+    with pytest.raises(UserError, match="limit must be at least 1"):
+        prepare(open_source(str(texts)), tokenizer, tmp_path / "new", rules=Rules(limit=0))
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, texts: Path, tokenizer) -> None:
     out = tmp_path / "out"
     prepare(open_source(str(texts)), tokenizer, out)

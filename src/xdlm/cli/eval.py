@@ -123,7 +123,7 @@ def ppl(arguments: list[str]) -> None:
     texts = [
         (source, _rows(model, source)) for source in sources
     ]  # all of them, before hours of work
-    records, table = [], Table("text", "perplexity", "nats/token", "bits/char", "tokens", "rows")
+    table = Table("text", "perplexity", "nats/token", "bits/char", "tokens", "rows")
     for source, rows in texts:
         with progress(f"evaluating {source}") as show:
             result = model.perplexity_of(
@@ -137,7 +137,8 @@ def ppl(arguments: list[str]) -> None:
             "" if bits is None else f"{bits:.4f}", f"{result.n_tokens:,}", f"{result.n_rows:,}",
         )  # fmt: skip
         details = {"nats_per_token": result.nats_per_token, "nats_stderr": result.nats_stderr}
-        records.append(
+        _keep(
+            options.records,
             EvalRecord(
                 "ppl", result.value, result.stderr, result.n_rows, options.seed, options.model,
                 data=source, data_sha256=rows.digest, length=rows.length, draws=result.draws,
@@ -145,8 +146,6 @@ def ppl(arguments: list[str]) -> None:
                 **provenance(model),
             )
         )  # fmt: skip
-    if options.records is not None:
-        append_records(Path(options.records), records)
     _show(
         table,
         f"{options.model}, step {model.step:,}, {model.weights} weights, {options.draws} draws a row",
@@ -155,8 +154,8 @@ def ppl(arguments: list[str]) -> None:
 
 def gen(arguments: list[str]) -> None:
     options = parse(GenOptions, arguments, prog="xdlm eval gen", description=_GEN)
-    if not options.steps or min(options.steps) < 1:
-        raise UserError("--steps needs numbers of at least 1")
+    if not options.steps or min(options.steps) < 1 or options.n < 1:
+        raise UserError("--steps and --n need numbers of at least 1")
     _check_target(options.records)
     if options.samples is not None:
         check_writable(Path(options.samples))
@@ -167,7 +166,6 @@ def gen(arguments: list[str]) -> None:
         with progress(f"judging {name}") as show:
             texts = [model.tokenizer.decode(ids) for ids in tokens]
             _add_row(table, name, quality(texts, tokens, judge, show), "")
-    records: list[EvalRecord] = []
     for steps in options.steps:
         with progress(f"sampling in {steps} steps") as show:
             out = model.sample(
@@ -182,9 +180,7 @@ def gen(arguments: list[str]) -> None:
         if options.samples is not None:
             lines = "".join(json.dumps({"text": text}) + "\n" for text in out.text)
             write_atomic(Path(options.samples) / f"steps-{steps:05d}.jsonl", lines)
-        records += _gen_records(model, options, judge, steps, out.nfe, found)
-    if options.records is not None:
-        append_records(Path(options.records), records)
+        _keep(options.records, *_gen_records(model, options, judge, steps, out.nfe, found))
     _show(table, f"{options.model}, {options.n} texts each, judge: {judge.name}")
 
 
@@ -237,6 +233,12 @@ def _gen_records(
             for n, share in found.distinct.items()
         ),
     ]
+
+
+def _keep(file: str | None, *records: EvalRecord) -> None:
+    """At once, so that a crash later on costs nothing that was measured."""
+    if file is not None:
+        append_records(Path(file), records)
 
 
 def _check_target(file: str | None) -> None:

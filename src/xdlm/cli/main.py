@@ -54,8 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
         import_module(f"xdlm.cli.{verb}").run(rest)
         sys.stdout.flush()
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":  # of several processes one is enough to say it
-            print(f"xdlm: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")
+        print(f"xdlm{'' if rank == '0' else f' (process {rank})'}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("xdlm: interrupted", file=sys.stderr)

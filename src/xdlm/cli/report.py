@@ -10,7 +10,7 @@ from xdlm.cli.progress import console
 from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.files import check_writable, write_atomic
-from xdlm.report.figures import plot_generation, plot_trade_off
+from xdlm.report.figures import plot_generation, plot_trade_off, trade_off
 from xdlm.report.tables import generation_table, perplexity_table
 
 _DESCRIPTION = """Tables (Markdown and CSV) and figures (PNG and SVG) from the records that `xdlm eval`
@@ -40,14 +40,16 @@ def run(arguments: list[str]) -> None:
     records = [record for file in options.records for record in read_records(Path(file))]
     if not records:
         raise UserError("there are no records; give files that `xdlm eval --records` wrote")
-    # Everything is made before anything is written, so that what does not compare leaves nothing.
+    # All is compared before anything is written, so that what does not compare leaves nothing.
     made = {"perplexity": perplexity_table(records), "generation": generation_table(records)}
     tables = {name: table for name, table in made.items() if table is not None}
+    if options.trade_off is not None:
+        trade_off(records, data=options.trade_off, steps=options.steps)
     out = Path(options.out)
     check_writable(out)
-    _figures(records, options, out)
+    figures = _figures(records, options, out)
     pages = [table.markdown() for table in tables.values()]
-    pictures = "".join(f"![{f.stem}]({f.name})\n" for f in sorted(out.glob("*.png")))
+    pictures = "".join(f"![{name}]({name}.png)\n" for name in figures)
     write_atomic(out / "report.md", "# Results\n\n" + "\n".join(pages) + "\n" + pictures)
     for name, table in tables.items():
         write_atomic(out / f"{name}.csv", table.csv())
@@ -56,12 +58,17 @@ def run(arguments: list[str]) -> None:
     console().print(f"-> {out / 'report.md'}", markup=False)
 
 
-def _figures(records: list[EvalRecord], options: Options, out: Path) -> None:
+def _figures(records: list[EvalRecord], options: Options, out: Path) -> list[str]:
+    """Draw what there is to draw; the names of the figures."""
+    names = []
     if any(record.metric == "gen_ppl" for record in records):
+        names.append("generation")
         for kind in ("png", "svg"):
             plot_generation(records, out / f"generation.{kind}")
     if options.trade_off is not None:
+        names.append("trade-off")
         for kind in ("png", "svg"):
             plot_trade_off(
                 records, out / f"trade-off.{kind}", data=options.trade_off, steps=options.steps
             )
+    return names

@@ -15,7 +15,7 @@ from xdlm.data import Rows, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
 from xdlm.tokens import TextTokenizer
-from xdlm.training.parallel import World, join_world
+from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.trainer import Trainer, find_resume
 
 _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overridden by a flag.
@@ -54,8 +54,10 @@ def run(arguments: list[str]) -> None:
         raise UserError("which recipe? for example: xdlm train recipes/cpu-tiny.yaml")
     config = RunConfig(**{name: getattr(options, name) for name in sections})
     with join_world() as world:
-        checkpoint = find_resume(Path(config.train.out), resume=options.resume)
-        world.wait()  # before the first of them writes anything
+        out = Path(config.train.out)
+        again = world.any(world.is_main and started_again(out))
+        checkpoint = find_resume(out, resume=options.resume, again=again)
+        world.wait()  # before the first of them writes a checkpoint
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)

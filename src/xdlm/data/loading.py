@@ -8,7 +8,7 @@ from pathlib import Path
 
 from xdlm.data.documents import read_documents
 from xdlm.data.packing import Rows, pack
-from xdlm.data.shards import MANIFEST, ShardedTokens, is_prepared
+from xdlm.data.shards import JOURNAL, MANIFEST, ShardedTokens, is_prepared
 from xdlm.errors import UserError
 from xdlm.tokens import TextTokenizer
 
@@ -25,6 +25,8 @@ def load_rows(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Rows:
     """`on_progress` is told what is done of what there is: documents, or shards."""
+    if (Path(source) / JOURNAL).is_file():
+        raise UserError(f"{source} is unfinished; run `xdlm prepare` again to complete it")
     if not is_prepared(source):
         return pack(
             islice(read_documents(source), limit), tokenizer, length, bos=bos, eos=eos, frame=frame,
@@ -39,7 +41,7 @@ def load_rows(
             f"{Path(source) / 'tokenizer.json'}, or prepare it again"
         )
     for name, wanted in (("bos", bos), ("eos", eos), ("limit", limit)):
-        if getattr(made, name) != wanted:
+        if getattr(made, name) != wanted and not (name == "limit" and limit is None):
             raise UserError(
                 f"{source} was prepared with {name} {getattr(made, name)}, not {wanted}; "
                 "change the setting or prepare it again"

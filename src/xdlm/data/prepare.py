@@ -26,20 +26,21 @@ from xdlm.data.documents import Source
 from xdlm.data.packing import encode_documents, token_dtype
 from xdlm.data.shards import (
     FORMAT,
+    JOURNAL,
     MANIFEST,
     TOKENIZER,
     Manifest,
     Shard,
+    check_shard,
     is_prepared,
     read_manifest,
 )
 from xdlm.errors import UserError
-from xdlm.files import check_writable, sha256_of, write_atomic
+from xdlm.files import sha256_of, write_atomic
 from xdlm.tokens import TextTokenizer
 
 #: Characters in a group, at least; and groups in a shard.
 GROUP_CHARACTERS, SHARD_GROUPS = 1 << 21, 32
-JOURNAL = "unfinished.json"
 
 
 @dataclass(frozen=True)
@@ -78,25 +79,30 @@ def prepare(
     rules, out = rules if rules is not None else Rules(), Path(out)
     if workers < 1:
         raise UserError(f"at least one worker is needed, got {workers}")
+    if rules.limit is not None and rules.limit < 1:
+        raise UserError(f"a limit must be at least 1 document, got {rules.limit}")
     inputs = _inputs(source, tokenizer, rules)
     if is_prepared(out):
         done = read_manifest(out)
         _compare({name: getattr(done, name) for name in inputs}, inputs, out)
+        for shard in done.shards:
+            check_shard(out / shard.name, shard)
         return done
-    check_writable(out)
+    if out.exists() and not (out / JOURNAL).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} holds something else; choose another folder")
     shards = _journal_of(out, inputs)
-    write_atomic(out / TOKENIZER, tokenizer.to_json())
     documents = islice(source.documents(), rules.limit)
+    for _ in range(sum(shard.documents for shard in shards)):  # read again, not tokenised again
+        next(documents)
     groups = _groups(documents)
-    for _ in range(len(shards) * SHARD_GROUPS):  # read again, but not tokenised again
-        next(groups, None)
     with _tokenise(groups, tokenizer, rules, workers) as tokenised:
         while batch := list(_progressing(islice(tokenised, SHARD_GROUPS), shards, on_progress)):
+            write_atomic(out / TOKENIZER, tokenizer.to_json())
             shards.append(_write_shard(out, len(shards), batch))
             journal = {"inputs": inputs, "shards": [asdict(shard) for shard in shards]}
             write_atomic(out / JOURNAL, json.dumps(journal))
     manifest = Manifest(
-        format=FORMAT, **inputs,
+        source=source.name, **inputs,
         tokens=sum(shard.tokens for shard in shards),
         documents=sum(shard.documents for shard in shards),
         characters=sum(shard.characters for shard in shards),
@@ -109,15 +115,23 @@ def prepare(
 
 def _inputs(source: Source, tokenizer: TextTokenizer, rules: Rules) -> dict[str, Any]:
     """All that decides the result, as the manifest holds it."""
+    if not source.files:
+        raise UserError(
+            f"{source.name} is not among the local files, and text from the hub has no hash that "
+            "would tell whether it changed; save it as .jsonl first"
+        )
     files = [
         {"name": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
         for file in source.files
     ]
-    return {
-        "source": source.name, "files": files, "detokenizer": source.detokenizer, **asdict(rules),
+    inputs = {
+        "format": FORMAT, "groups": [GROUP_CHARACTERS, SHARD_GROUPS], "files": files,
+        "reading": asdict(source.reader) | asdict(source.split), "detokenizer": source.detokenizer,
+        **asdict(rules),
         "tokenizer_sha256": tokenizer.digest, "tokenizer_size": tokenizer.size,
         "dtype": np.dtype(token_dtype(tokenizer.size)).name,
     }  # fmt: skip
+    return json.loads(json.dumps(inputs))  # as a file gives them back
 
 
 def _compare(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:

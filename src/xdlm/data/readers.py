@@ -42,12 +42,13 @@ class Reader:
                 yield from self._of_records(path, _parquet(path))
                 return
             newline = "" if kind == ".csv" else None
-            with _OPENERS[packed](path, "rt", encoding="utf-8", newline=newline) as stream:
+            with _OPENERS[packed](path, "rt", encoding="utf-8-sig", newline=newline) as stream:
                 if kind == ".jsonl":
                     yield from self._of_records(path, _json_lines(path, stream))
                 elif kind == ".json":
                     yield from self._of_records(path, enumerate(_json(path, stream), start=1))
                 elif kind == ".csv":
+                    csv.field_size_limit(1 << 30)
                     rows = csv.DictReader(stream, self.columns or None)
                     yield from self._of_records(path, enumerate(rows, start=1))
                 elif self.unit == "file":
@@ -70,10 +71,10 @@ class Reader:
             text = text_of(record, self.fields)
             if text is None:
                 expected = " or ".join(f"'{name}'" for name in self.fields)
-                raise UserError(f"{path}, line {number}: expected a string field {expected}")
+                raise UserError(f"{path}, record {number}: expected a string field {expected}")
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise UserError(
-                    f"{path}, line {number}: the text holds half a character (a surrogate)"
+                    f"{path}, record {number}: the text holds half a character (a surrogate)"
                 )
             yield text
 

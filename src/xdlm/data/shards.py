@@ -21,7 +21,7 @@ from xdlm.errors import UserError
 from xdlm.files import sha256_of
 
 FORMAT = 1
-MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
+MANIFEST, TOKENIZER, JOURNAL = "manifest.json", "tokenizer.json", "unfinished.json"
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder of shards holds and how it came to be. Equal inputs give equal manifests."""
+    """What a folder of shards holds and how it came to be; equal inputs give equal manifests. `source` is
+    the name that the text was given by, and says nothing about what it is."""
 
     format: int
     source: str
+    groups: list[int]
     files: list[dict[str, Any]]
+    reading: dict[str, Any]
     detokenizer: str
     bos: bool
     eos: bool
@@ -88,7 +91,7 @@ class ShardedTokens:
         folder = Path(folder)
         self.manifest = read_manifest(folder)
         for i, shard in enumerate(self.manifest.shards):
-            _check(folder / shard.name, shard)
+            check_shard(folder / shard.name, shard)
             if on_check is not None:
                 on_check(i + 1, len(self.manifest.shards))
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
@@ -127,9 +130,13 @@ class ShardedTokens:
         return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
 
 
-def _check(file: Path, shard: Shard) -> None:
+def check_shard(file: Path, shard: Shard) -> None:
+    """That a file is there, whole and unchanged."""
     if not file.is_file():
-        raise UserError(f"{file.parent} is incomplete: {file.name} is missing; prepare it again")
+        raise UserError(
+            f"{file.parent} is incomplete: {file.name} is missing; delete the folder and "
+            "prepare it again"
+        )
     if file.stat().st_size != shard.bytes:
         raise UserError(
             f"{file} is truncated or altered: {file.stat().st_size} bytes, not {shard.bytes}; "

@@ -122,14 +122,14 @@ SPECS: dict[str, DatasetSpec] = {
         {"test": Split(("arxiv/*.jsonl*", "arxiv/*"), "test")},
         hub="armanc/scientific_papers",
         hub_config="arxiv",
-        fields=("text", "article"),
+        fields=("article", "text"),
         detokenizer="papers",
     ),
     "pubmed": DatasetSpec(
         {"test": Split(("pubmed/*.jsonl*", "pubmed/*"), "test")},
         hub="armanc/scientific_papers",
         hub_config="pubmed",
-        fields=("abstract", "article"),
+        fields=("article", "abstract"),
         detokenizer="papers",
     ),
 }

@@ -73,9 +73,11 @@ class CausalJudge:
         if len(self._tokenizer) > model.get_input_embeddings().num_embeddings:
             raise UserError(f"{path}: its tokenizer has more tokens than its model")
         self.name = path.name
-        weights = [path] if gguf else sorted(folder.glob("*.safetensors"))
+        if gguf is None and not any(folder.glob("*.safetensors")):
+            raise UserError(f"{path} holds no .safetensors file")
+        files_read = [path] if gguf else sorted(f for f in folder.iterdir() if f.is_file())
         self.sha256 = hashlib.sha256(
-            " ".join(sha256_of(file) for file in weights).encode()
+            " ".join(f"{file.name} {sha256_of(file)}" for file in files_read).encode()
         ).hexdigest()
         self._context = getattr(model.config, "max_position_embeddings", 1024)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xdlm.errors import UserError
-from xdlm.files import write_atomic
+from xdlm.files import explained
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class EvalRecord:
     """One result. What does not apply is None."""
 
     metric: str
-    value: float
+    value: float | None
+    """None where it is beyond all numbers."""
     stderr: float | None
     n: int
     """How many rows or texts it is a mean over."""
@@ -51,10 +52,12 @@ class EvalRecord:
 
 
 def append_records(file: Path, records: Sequence[EvalRecord]) -> None:
-    """Add lines to a file of records; the file is never half a line."""
-    old = file.read_text(encoding="utf-8") if file.exists() else ""
-    lines = [json.dumps(_finite(dataclasses.asdict(r)), allow_nan=False) for r in records]
-    write_atomic(file, old + "".join(line + "\n" for line in lines))
+    """Add lines to a file of records, each in one piece: others may be writing to it too."""
+    with explained(file), file.open("ab") as stream:
+        for record in records:
+            line = json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False) + "\n"
+            stream.write(line.encode())
+            stream.flush()
 
 
 def read_records(file: Path) -> list[EvalRecord]:

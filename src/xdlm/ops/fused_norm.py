@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from xdlm.ops.device import given_or
 
 #: Programs of the backward pass per multiprocessor.
-_RESIDENT = 4
+_RESIDENT = 3
 
 
 class Branch(Protocol):
@@ -242,19 +242,20 @@ def _backward_kernel(
     sum_gate = tl.zeros((BLOCK,), tl.float32)
     sum_bias = tl.zeros((BLOCK,), tl.float32)
     first = chunk * CHUNK
+    end = tl.minimum(first + CHUNK, length)
     # The next token is on its way while this one is worked on. Beyond the end it reads as zeros.
     after, d_y, d_after, value, mean, rstd = _load_token(
-        after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, first, length,
-        first < length, feature, W, HAS_AFTER, HAS_BRANCH,
+        after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, first, length, end,
+        feature, W, HAS_AFTER, HAS_BRANCH,
     )  # fmt: skip
     for i in range(CHUNK):
         position = first + i
         token = entry * length + position
         here = token.to(tl.int64) * W + feature
-        store = inside & (position < length)
+        store = inside & (position + 0 * feature < end)
         next_after, next_d_y, next_d_after, next_value, next_mean, next_rstd = _load_token(
             after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, position + 1,
-            length, (position + 1 < length) & (i + 1 < CHUNK), feature, W, HAS_AFTER, HAS_BRANCH,
+            length, end, feature, W, HAS_AFTER, HAS_BRANCH,
         )  # fmt: skip
         normed = tl.where(inside, (after.to(tl.float32) - mean) * rstd, 0.0)
         upstream = d_y.to(tl.float32)
@@ -290,12 +291,12 @@ def _backward_kernel(
 
 @triton.jit
 def _load_token(
-    after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, position, length, real,
+    after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, position, length, end,
     feature, W: tl.constexpr, HAS_AFTER: tl.constexpr, HAS_BRANCH: tl.constexpr,
 ):  # fmt: skip
-    token = entry * length + position
+    token = entry * length + tl.minimum(position, length - 1)
     here = token.to(tl.int64) * W + feature
-    inside = (feature < W) & real
+    inside = (feature < W) & (position + 0 * feature < end)
     after = tl.load(after_ptr + here, mask=inside, other=0.0)
     d_y = tl.load(d_y_ptr + here, mask=inside, other=0.0)
     d_after = d_y
@@ -304,6 +305,6 @@ def _load_token(
         d_after = tl.load(d_after_ptr + here, mask=inside, other=0.0)
     if HAS_BRANCH:
         value = tl.load(value_ptr + here, mask=inside, other=0.0)
-    mean = tl.load(mean_ptr + token, mask=real, other=0.0)
-    rstd = tl.load(rstd_ptr + token, mask=real, other=0.0)
+    mean = tl.load(mean_ptr + token)
+    rstd = tl.load(rstd_ptr + token)
     return after, d_y, d_after, value, mean, rstd

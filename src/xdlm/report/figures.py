@@ -42,14 +42,14 @@ def trade_off(
     """(model, perplexity of the text, of generated text, on the frontier) for every model with both."""
     understanding = [r for r in records if r.metric == "ppl" and r.data == data]
     generation = [r for r in records if r.metric == "gen_ppl" and r.steps == steps]
-    if not understanding or not generation:
-        raise UserError(f"no model has both a perplexity of {data} and texts of {steps} steps")
     check_alike(understanding, ("data_sha256", "dtype", "weights"), f"perplexity of {data}")
     check_generation(generation)
     label = labels([*understanding, *generation])
-    x = {label(r): r.value for r in understanding}
-    y = {label(r): r.value for r in generation}
+    x = {label(r): r.value for r in understanding if r.value is not None}
+    y = {label(r): r.value for r in generation if r.value is not None}
     both = [name for name in x if name in y]
+    if not both:
+        raise UserError(f"no model has both a perplexity of {data} and texts of {steps} steps")
     return [
         (name, x[name], y[name], not any(_beats(x, y, other, name) for other in both))
         for name in both
@@ -65,7 +65,7 @@ def _draw_by_steps(
     axes: Axes, records: Sequence[EvalRecord], metric: str, name: str, *, log: bool
 ) -> None:
     label = labels(records)
-    own = [r for r in records if r.metric == metric]
+    own = [r for r in records if r.metric == metric and r.value is not None]
     for model in dict.fromkeys(map(label, own)):
         line = sorted((r.steps or 0, r.value, r.stderr or 0.0) for r in own if label(r) == model)
         steps, values, errors = zip(*line, strict=True)

@@ -130,6 +130,8 @@ def _put(row: dict[str, str], place: str, cell: str, model: str) -> None:
 
 
 def _cell(record: EvalRecord) -> str:
+    if record.value is None:
+        return "inf"
     error = "" if record.stderr is None else f" ± {record.stderr:.2f}"
     return f"{record.value:.2f}{error}"
 

@@ -11,15 +11,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from xdlm.errors import UserError
+from xdlm.files import write_atomic
 
 #: Numbers that are added up over the network at a time.
 _BUCKET = 1 << 24
+_NOTE, _NO_LAUNCH = ".launch", "none"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,19 @@ class World:
         dist.all_reduce(vote, dist.ReduceOp.MAX)
         return bool(vote)
 
+    def check_agreement(self, **what: object) -> None:
+        """That all processes are about to do the same."""
+        if self.size == 1:
+            return
+        everyone: list[dict[str, object] | None] = [None] * self.size
+        dist.all_gather_object(everyone, what)
+        for rank, other in enumerate(everyone):
+            for name, value in (everyone[0] or {}).items():
+                if other is None or other[name] != value:
+                    raise UserError(
+                        f"processes 0 and {rank} differ in {name}: do they see the same files?"
+                    )
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
@@ -86,9 +102,21 @@ def local_device() -> str | None:
     return None
 
 
-def restarts() -> int:
-    """How often `torchrun` has started the processes again, after one of them died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+def started_again(out: Path) -> bool:
+    """Whether this launch of `torchrun` has begun the run in `out` before: a process that died is
+    replaced and goes on, while a new launch over an old run is a new launch."""
+    note = out / _NOTE
+    return note.is_file() and note.read_text(encoding="utf-8") == _launch() != _NO_LAUNCH
+
+
+def note_launch(out: Path) -> None:
+    """Leave a note in `out` of the launch that a run belongs to."""
+    if _launch() != _NO_LAUNCH:
+        write_atomic(out / _NOTE, _launch())
+
+
+def _launch() -> str:
+    return os.environ.get("TORCHELASTIC_RUN_ID", _NO_LAUNCH)
 
 
 @contextmanager
@@ -100,7 +128,9 @@ def join_world() -> Iterator[World]:
         return
     # The place where they meet outlives them; addresses of processes that died must not be found there.
     store, rank, size = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt-{restarts()}", store)
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # several nodes get a new store each time
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt-{attempt}", store)
     # Flags and counts travel between CPUs, gradients between GPUs where there are any.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)

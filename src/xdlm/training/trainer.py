@@ -1,8 +1,9 @@
-"""The training loop on one device."""
+"""The training loop, of one process or of several that train together."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import signal
 import threading
@@ -45,7 +46,7 @@ from xdlm.training.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
-from xdlm.training.parallel import World, local_device, restarts
+from xdlm.training.parallel import World, local_device, note_launch
 from xdlm.training.precision import WorkingCopy
 from xdlm.training.runlog import RunLog, SilentLog
 
@@ -82,7 +83,8 @@ class Trainer:
         self._share = self.world.share(config.train.batch)
         self.validate, self.console = validate, console or Console(stderr=True)
         wanted = config.train.device
-        self.device = pick_device((local_device() if wanted == "auto" else None) or wanted)
+        own = local_device() if wanted in ("auto", "cuda") else None
+        self.device = pick_device(own or wanted)
         self.precision = pick_precision(config.train.precision, self.device)
         vocab = config.process.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
@@ -102,6 +104,7 @@ class Trainer:
         # Saved with the state, so that a resumed run writes the same log.
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
+        self._saved_at: int | None = None
         if config.train.compile:
             compile_trunk(self.working.model)
 
@@ -116,6 +119,11 @@ class Trainer:
             )
         if self.world.is_main:
             check_writable(self.out)
+            note_launch(self.out)
+        self.world.check_agreement(
+            step=self.step, data=self.data_hash, tokenizer=self.tokenizer.digest,
+            config=repr(self.config), weights=self._weight_sum(),
+        )  # fmt: skip
         n_parameters = sum(p.numel() for p in self.model.parameters())
         with (
             self._open_log() as log,
@@ -148,8 +156,7 @@ class Trainer:
                 if self._due(config.save_every):
                     self.save()
                     mark, mark_step = time.perf_counter(), self.step
-            self.world.wait()
-            if latest_checkpoint(self.out) != checkpoint_folder(self.out, self.step):
+            if self._saved_at != self.step:
                 self.save()
             finished = self.step == config.steps
             where = checkpoint_folder(self.out, self.step)
@@ -161,7 +168,7 @@ class Trainer:
         config = self.config
         batch = config.train.batch
         # Dropout is the one thing that uses torch's own generator: a new seed for each step.
-        torch.manual_seed((config.train.seed << 32) + self.step + (self.world.rank << 56))
+        torch.manual_seed(_mixed_seed(config.train.seed, self.step, self.world.rank))
         rate = learning_rate(config.optim, self.step, config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -249,6 +256,7 @@ class Trainer:
         self._gather_log()
         if self.world.is_main:
             self._write_checkpoint()
+        self._saved_at = self.step
         self.world.wait()
 
     def _write_checkpoint(self) -> None:
@@ -271,10 +279,14 @@ class Trainer:
         for old in run_checkpoints(self.out)[: -self.config.train.keep]:
             remove_folder(old)
 
+    def _weight_sum(self) -> float:
+        return float(
+            torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum()
+        )
+
     def _check_finite(self) -> None:
         """A run that has diverged must not push good checkpoints out."""
-        total = torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum()
-        if not math.isfinite(float(total)):
+        if not math.isfinite(self._weight_sum()):
             raise UserError(
                 f"the weights are not finite at step {self.step}: nothing saved; lower optim.lr"
             )
@@ -300,18 +312,24 @@ class Trainer:
         self._since_log.copy_(torch.tensor(checkpoint.meta["since_log"], dtype=torch.float64))
         if not self.world.is_main:
             self._since_log[:2] = 0
-        self.step = checkpoint.step
+        self.step = self._saved_at = checkpoint.step
 
 
-def find_resume(out: Path, *, resume: bool) -> Checkpoint | None:
-    """The checkpoint to go on from; refuses to start over a run that is already there. A run that
-    `torchrun` has restarted goes on by itself."""
+def _mixed_seed(*numbers: int) -> int:
+    """One seed from several numbers, all of them in its lowest bits: a CPU's generator takes only 32."""
+    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def find_resume(out: Path, *, resume: bool, again: bool = False) -> Checkpoint | None:
+    """The checkpoint to go on from; refuses to start over a run that is already there. One that was
+    started `again` by its launcher goes on by itself, if there is anything to go on from."""
     latest = latest_checkpoint(out)
     if latest is None:
-        if resume and not restarts():
+        if resume and not again:
             raise UserError(f"nothing to resume: {out} holds no checkpoint")
         return None
-    if not resume and not restarts():
+    if not resume and not again:
         raise UserError(f"{out} already holds {latest.name}; add --resume or choose another folder")
     return open_checkpoint(latest)
 
