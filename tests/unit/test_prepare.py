@@ -217,6 +217,14 @@ def test_corpora_are_found_under_the_data_folder(tmp_path: Path) -> None:
         assert list(open_source(name, tmp_path).documents()) == documents
 
 
+def test_one_text_in_two_files_is_not_read_twice(tmp_path: Path) -> None:
+    (tmp_path / "ptb").mkdir()
+    for name in ("ptb.valid.txt", "ptb.valid.txt.gz"):
+        (tmp_path / "ptb" / name).write_text("a line\n")
+    with pytest.raises(UserError, match=r"both ptb\.valid\.txt and ptb\.valid\.txt\.gz"):
+        open_source("ptb:validation", tmp_path)
+
+
 def test_held_out_documents(tmp_path: Path, monkeypatch) -> None:
     """The last documents of a corpus are its validation set; together the two are all of it."""
     spec = SPECS["openwebtext"]

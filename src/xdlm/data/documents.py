@@ -91,6 +91,11 @@ def _open_known(source: str, name: str, part: str, root: Path) -> Source:
     reader = Reader(spec.unit, spec.fields, spec.columns)
     for pattern in split.files:
         files = sorted(p for p in root.glob(pattern) if p.is_file())
+        if len(files) > 1 and split.single:
+            raise UserError(
+                f"{source}: both {files[0].name} and {files[1].name} under {files[0].parent} match; "
+                "keep one of them"
+            )
         if files:
             return Source(source, tuple(files), reader, spec.detokenizer, split, spec)
     if spec.hub is None or split.hub is None:

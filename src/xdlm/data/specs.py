@@ -17,14 +17,15 @@ Unit = Literal["file", "line", "stripped line", "whole line"]
 @dataclass(frozen=True)
 class Split:
     """A part of a corpus. `files` are patterns under the data folder, of which the first that matches
-    anything counts; `hub` is the split's name there. `but_last` and `last` count documents,
-    `characters` cuts the text of a single file."""
+    anything counts, and `single` says that it must match one file; `hub` is the split's name there.
+    `but_last` and `last` count documents, `characters` cuts the text of a single file."""
 
     files: tuple[str, ...]
     hub: str | None = None
     but_last: int = 0
     last: int = 0
     characters: tuple[int, int] | None = None
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class DatasetSpec:
 def _three(folder: str, stem: str) -> dict[str, Split]:
     """Train, validation and test files whose names say which they are."""
     return {
-        "train": Split((f"{folder}/{stem}train*",), "train"),
-        "validation": Split((f"{folder}/{stem}valid*",), "validation"),
-        "test": Split((f"{folder}/{stem}test*",), "test"),
+        "train": Split((f"{folder}/{stem}train*",), "train", single=True),
+        "validation": Split((f"{folder}/{stem}valid*",), "validation", single=True),
+        "test": Split((f"{folder}/{stem}test*",), "test", single=True),
     }
 
 
@@ -75,9 +76,13 @@ SPECS: dict[str, DatasetSpec] = {
     ),
     "text8": DatasetSpec(
         {
-            "train": Split(("text8/text8*", "text8"), characters=(0, 90_000_000)),
-            "validation": Split(("text8/text8*", "text8"), characters=(90_000_000, 95_000_000)),
-            "test": Split(("text8/text8*", "text8"), characters=(95_000_000, 100_000_000)),
+            "train": Split(("text8/text8*", "text8"), characters=(0, 90_000_000), single=True),
+            "validation": Split(
+                ("text8/text8*", "text8"), characters=(90_000_000, 95_000_000), single=True
+            ),
+            "test": Split(
+                ("text8/text8*", "text8"), characters=(95_000_000, 100_000_000), single=True
+            ),
         }
     ),
     "wikitext2": DatasetSpec(
