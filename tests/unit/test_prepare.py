@@ -125,6 +125,42 @@ def test_a_finished_folder_is_left_alone_and_another_is_refused(
         prepare(open_source(str(texts)), tokenizer, out)
 
 
+def test_a_kill_at_any_write_can_be_gone_on_from(
+    tmp_path: Path, monkeypatch, texts, tokenizer
+) -> None:
+    """Stopped before the first, the second, ... of its writes, and started again each time."""
+    module = sys.modules["xdlm.data.prepare"]
+    monkeypatch.setattr(module, "GROUP_CHARACTERS", 1)
+    monkeypatch.setattr(module, "SHARD_GROUPS", 1)
+    source, write = open_source(str(texts)), module.write_atomic
+    prepare(source, tokenizer, tmp_path / "straight")
+    allowed = 0
+    while True:
+        left = allowed
+
+        def stop_after_some(target: Path, text: str | bytes) -> None:
+            nonlocal left
+            if left == 0:
+                target.parent.mkdir(exist_ok=True)
+                (target.parent / f".{target.name}.partial").touch()
+                raise KeyboardInterrupt
+            left -= 1
+            write(target, text)
+
+        out = tmp_path / f"after-{allowed}"
+        monkeypatch.setattr(module, "write_atomic", stop_after_some)
+        try:
+            prepare(source, tokenizer, out)
+            break
+        except KeyboardInterrupt:
+            monkeypatch.setattr(module, "write_atomic", write)
+            prepare(source, tokenizer, out)
+        found = {k: v for k, v in content(out).items() if not k.endswith(".partial")}
+        assert found == content(tmp_path / "straight")
+        allowed += 1
+    assert allowed > 6
+
+
 def test_what_must_not_be_overwritten_or_joined(tmp_path: Path, texts: Path, tokenizer) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("mine")

@@ -18,7 +18,8 @@ it stopped when it is started again.
 
 A source is corpus:train, a corpus of the papers (ptb:test, wikitext2:test, lm1b:test, lambada:test,
 ag_news:test, arxiv:test, pubmed:test, openwebtext:train, ...), a file, or a folder of files (.txt,
-.jsonl, .json, .csv, .parquet; plain, .gz or .xz). The papers' corpora are looked for under --root.
+.jsonl, .json, .csv, .parquet; plain, .gz or .xz). The papers' corpora are looked for under --root; text
+from the hub must be saved there first.
 
 examples:
   xdlm prepare --data my-texts/ --tokenizer pocket --out prepared/mine

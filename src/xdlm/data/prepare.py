@@ -88,7 +88,7 @@ def prepare(
         for shard in done.shards:
             check_shard(out / shard.name, shard)
         return done
-    if out.exists() and not (out / JOURNAL).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if not (out / JOURNAL).is_file() and _holds_anything(out):
         raise UserError(f"{out} holds something else; choose another folder")
     shards = _journal_of(out, inputs)
     documents = islice(source.documents(), rules.limit)
@@ -97,10 +97,11 @@ def prepare(
     groups = _groups(documents)
     with _tokenise(groups, tokenizer, rules, workers) as tokenised:
         while batch := list(_progressing(islice(tokenised, SHARD_GROUPS), shards, on_progress)):
-            write_atomic(out / TOKENIZER, tokenizer.to_json())
+            if not shards:  # first of all, so that a folder without one was never ours
+                _write_journal(out, inputs, shards)
+                write_atomic(out / TOKENIZER, tokenizer.to_json())
             shards.append(_write_shard(out, len(shards), batch))
-            journal = {"inputs": inputs, "shards": [asdict(shard) for shard in shards]}
-            write_atomic(out / JOURNAL, json.dumps(journal))
+            _write_journal(out, inputs, shards)
     manifest = Manifest(
         source=source.name, **inputs,
         tokens=sum(shard.tokens for shard in shards),
@@ -141,6 +142,18 @@ def _compare(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
                 f"{out} was made from other inputs ({name} differs); choose another folder or "
                 "delete this one"
             )
+
+
+def _holds_anything(out: Path) -> bool:
+    """More than what a kill in the middle of writing a first file would leave."""
+    if not out.is_dir():
+        return out.exists()
+    return any(not file.name.endswith(".partial") for file in out.iterdir())
+
+
+def _write_journal(out: Path, inputs: dict[str, Any], shards: list[Shard]) -> None:
+    journal = {"inputs": inputs, "shards": [asdict(shard) for shard in shards]}
+    write_atomic(out / JOURNAL, json.dumps(journal))
 
 
 def _journal_of(out: Path, inputs: dict[str, Any]) -> list[Shard]:
