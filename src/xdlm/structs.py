@@ -130,10 +130,20 @@ class Coefs:
         return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
 
     def to(self, device: torch.device) -> Coefs:
-        def move(value: Tensor) -> Tensor:
-            return value.to(device)
-
-        return Coefs(move(self.alpha), self.b.map(move), move(self.d_alpha), self.d_b.map(move))
+        """Moved in one piece: many small copies would each cost as much."""
+        if device == self.alpha.device:
+            return self
+        ids, n_special = self.b.special_ids, len(self.b.special_ids)
+        columns = [self.alpha, self.d_alpha, self.b.tok, self.d_b.tok]
+        columns += [*self.b.special.unbind(-1), *self.d_b.special.unbind(-1)]
+        moved = torch.stack(columns).to(device, non_blocking=True)
+        special = [part.movedim(0, -1) for part in moved[4:].split(n_special)] if ids else (
+            moved.new_empty(*moved.shape[1:], 0) for _ in range(2)
+        )  # fmt: skip
+        b, d_b = (
+            TokenValues(tok, part, ids) for tok, part in zip(moved[2:4], special, strict=True)
+        )
+        return Coefs(moved[0], b, moved[1], d_b)
 
 
 class Bridge(NamedTuple):
@@ -205,7 +215,9 @@ def align(value: Tensor, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Clean data on its way into a loss. `index` numbers the samples globally: it keys their noise."""
+    """Clean data on its way into a loss. `index` numbers the samples globally: it keys their noise. It
+    may stay on the CPU, which then computes what belongs to whole samples: on a GPU, a launch for each
+    of many numbers so few would take longer."""
 
     tokens: Tensor
     index: Tensor

@@ -202,8 +202,9 @@ def test_loss_and_gradients_are_those_of_the_cpu(process: NoiseProcess, shape) -
                     seed=3, step=step, global_batch=shape[0],
                 )  # fmt: skip
                 sums.loss.backward()
-                gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
-                found.append([sums.loss.detach().cpu(), *gradients])
+                # Copies: what moves the model moves its gradients too.
+                gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+                found.append([v.cpu() for v in (sums.loss.detach(), *gradients)])
             for here, there in zip(*found, strict=True):
                 assert error(there, here.double()) < 1e-3
 

@@ -62,7 +62,7 @@ def test_kernels_are_as_exact_as_plain_torch(dtype, changes) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 100), (1, 1), (1, 300), (7, 1)], ids=str)
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)]
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 )
 def test_no_gradient_gives_the_same_hidden_states(dtype, tolerance: float, shape) -> None:
     model = awake(dtype)
@@ -100,17 +100,17 @@ def test_a_compiled_trunk_has_the_same_gradients() -> None:
 
 
 def test_dropout() -> None:
-    """The share and the scale are right, for every token and every feature; torch's seed decides; and
-    the backward pass removes what the forward pass did."""
+    """The share and the scale are right, for every token and every feature; the seed decides; and the
+    backward pass removes what the forward pass did."""
     shape, p = (8, 512, 384), 0.1
     nothing = torch.zeros(1, 384, device="cuda")
     branch = torch.ones(shape, device="cuda", requires_grad=True)
 
     def dropped(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
+        drop_by = torch.tensor([seed], dtype=torch.int32, device="cuda")
         return fused_adaptive_norm(
             torch.zeros(shape, device="cuda"), nothing[0] + 1, nothing, nothing,
-            branch=Branch(branch, None, nothing + 1, p),
+            branch=Branch(branch, None, nothing + 1, p, drop_by),
         )[0]  # fmt: skip
 
     first = dropped(0)

@@ -53,6 +53,17 @@ for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4
     twin, p_twin = draw_and_weigh(logits, u, x)
     assert torch.equal(drawn, twin)
     torch.testing.assert_close(p_x, p_twin, rtol=1e-5, atol=0)
+# Logits far from zero, and far from each other: the unit of a draw follows them.
+weight, u = torch.randn(700, 4), torch.rand(24, dtype=torch.float64)
+hidden = torch.randn(24, 4) * torch.logspace(0, 2, 24)[:, None]
+for shift in (-2000.0, -600.0, 700.0, 3000.0):
+    offset = torch.full((700,), shift)
+    with torch.no_grad():
+        drawn, p_x = DrawingHead(weight, offset, (3,)).draw(hidden, u, torch.arange(24))
+        logits = rows.head_logits(hidden, weight, offset, (3,))
+    twin, p_twin = draw_and_weigh(logits, u, torch.arange(24))
+    assert torch.equal(drawn, twin)
+    torch.testing.assert_close(p_x, p_twin, rtol=2e-3, atol=1e-300)  # float32 sums near 3000
 # Views that a kernel must not take for plain arrays: one row of log c for all, every other token, and
 # an upstream gradient that is one number expanded.
 process = Mixed(Vocab(513, 256), k=0.1)
@@ -105,12 +116,13 @@ for changes in ({}, {"time_conditioning": True, "n_classes": 3, "mlp_ratio": 3})
         assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
 # Dropout: the share, the scale, the same places in the backward pass.
 torch.manual_seed(1)
-branch, one = torch.ones(2, 16, 96, requires_grad=True), torch.ones(1, 96)
+value, one = torch.ones(2, 16, 96, requires_grad=True), torch.ones(1, 96)
+branch = dit.Branch(value, None, one, 0.25, torch.tensor([7], dtype=torch.int32))
 after, _ = fused_adaptive_norm(
-    torch.zeros(2, 16, 96), one[0], 0 * one, 0 * one, branch=dit.Branch(branch, None, one, 0.25)
+    torch.zeros(2, 16, 96), one[0], 0 * one, 0 * one, branch=branch
 )
 assert abs((after == 0).double().mean() - 0.25) < 5 * (0.25 * 0.75 / after.numel()) ** 0.5
-assert torch.equal(torch.autograd.grad(after.sum(), branch)[0], after.detach())
+assert torch.equal(torch.autograd.grad(after.sum(), value)[0], after.detach())
 assert after.max() == torch.tensor(4 / 3)
 print("equal")
 """
@@ -169,14 +181,17 @@ SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
 for kernel, types, constants in [
     (fused._stats_kernel, HEAD, dict(width=50304, HAS_SUM=True, NEED_SPREAD=True, BLOCK=1024)),
     (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
-    (fused_draw._draw_kernel, HEAD, dict(width=50304, N_BLOCKS=16, BLOCK=4096)),
+    (fused_draw._draw_kernel, HEAD, dict(width=50304, N_BLOCKS=16, BLOCK=3200,
+                                        SPAN=4096, LANES=128)),
     (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),
     (fused_noise._noise_kernel, NOISE, dict(CORRUPT=1, THINNING=8, SPECIAL=(9, 4), RISING=(4, 9),
                                             N_SPECIAL=2, KEPT=0.02, BLOCK=256)),
     (fused_counter._uniform_kernel, dict(sample="*i64", position="*i64", out="*fp64"),
      dict(BLOCK=1024)),
     (fused_norm._forward_kernel, NORM, SIZES | dict(KEEP_MOMENTS=True, EPS=1e-5)),
-    (fused_norm._backward_kernel, NORM, SIZES | dict(CHUNK=63, HAS_AFTER=True)),
+    (fused_norm._backward_kernel, NORM, SIZES | dict(CHUNK=62, HAS_AFTER=True)),
+    (fused_norm._finish_kernel, NORM, dict(W=768, BATCH=1, CHUNKS=528, HAS_BRANCH=True, ROWS=64,
+                                           COLUMNS=16)),
     (fused_rotary._turn_kernel, REAL, dict(HEADS=12, HALF=32, SIGN=-1.0, COPY_V=True, BLOCK_H=16,
                                            BLOCK_D=32)),
     (fused_mlp._gelu_kernel, REAL, dict(ROWS=2, COLUMNS=1024)),

@@ -37,8 +37,8 @@ def test_paper_size() -> None:
     total = sum(p.numel() for p in model.parameters())
     block = sum(p.numel() for p in model.blocks[0].parameters())
     width, cond = 768, 128
-    by_hand = 12 * width**2 + (4 + 1) * width + 2 * width + 6 * width * (cond + 1)
-    assert block == by_hand
+    assert block == 12 * width**2 + (4 + 1) * width + 2 * width
+    assert sum(p.numel() for p in model.modulation.parameters()) == 74 * width * (cond + 1)
     assert total == pytest.approx(169.6e6, rel=0.01)
 
 

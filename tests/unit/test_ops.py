@@ -20,6 +20,7 @@ from xdlm.ops import (
 )
 from xdlm.ops.counter import philox
 from xdlm.ops.gather import padded_order, take_rows
+from xdlm.ops.padding import make_room, padded_rows
 from xdlm.structs import HeadRows
 
 
@@ -252,3 +253,19 @@ def test_picked_rows_come_first_and_all_rows_once() -> None:
 def test_taken_rows_give_their_gradient_back() -> None:
     source = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: take_rows(s, torch.tensor([5, 0, 2])), source)
+
+
+def test_a_weight_with_room_is_padded_without_a_copy() -> None:
+    weight = torch.nn.Parameter(torch.randn(130, 3))
+    before = weight.detach().clone()
+    assert padded_rows(weight).data_ptr() != weight.data_ptr()
+    make_room(weight)
+    padded = padded_rows(weight)
+    assert padded.data_ptr() == weight.data_ptr() and padded.shape == (256, 3)
+    assert torch.equal(padded[:130], before) and (padded[130:] == 0).all()
+    with torch.no_grad():
+        weight.mul_(2)
+    assert torch.equal(padded_rows(weight)[:130], 2 * before)
+    weight.data = weight.data.double()  # other memory: the room is gone
+    assert padded_rows(weight).data_ptr() != weight.data_ptr()
+    assert torch.equal(padded_rows(weight)[:130], 2 * before.double())

@@ -103,7 +103,7 @@ def _task(
     """A function that does the task once."""
     device = setting.device
     x = torch.randint(0, setting.n_tokens, (setting.batch, setting.length), device=device)
-    index = torch.arange(setting.batch, device=device)
+    index = torch.arange(setting.batch)
     generator = torch.Generator(device).manual_seed(0)
     model = copy.copy(model)
     model.__dict__ = dict(model.__dict__)  # what is set below is set on this view alone

@@ -8,7 +8,7 @@ modulation and head that start at zero, so that an untrained model predicts the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from xdlm.errors import UserError
 from xdlm.models.contract import Denoiser
 from xdlm.ops.device import has_triton
+from xdlm.ops.padding import make_room
 
 #: Cosine and sine [length, head_width/2] of every position's angles.
 Angles = tuple[Tensor, Tensor]
@@ -85,7 +86,11 @@ class DiT(Denoiser):
             nn.Embedding(config.n_classes + 1, config.cond_width) if config.n_classes else None
         )
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.final_norm = AdaptiveNorm(config.width, config.cond_width, gated=False)
+        self.final_norm = AdaptiveNorm(config.width)
+        # Shift, scale and gate of both norms of every block, shift and scale of the last: one product.
+        self.modulation = nn.Linear(config.cond_width, (6 * config.depth + 2) * config.width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
         self.out = nn.Linear(config.width, vocab_size)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
@@ -102,6 +107,8 @@ class DiT(Denoiser):
         super()._apply(fn, recurse)
         if self._table[0].device != self.out.weight.device:
             self._fill_table(len(self._table[0]))
+        if self.out.weight.is_cuda:
+            make_room(self.out.weight)
         return self
 
     def replay_state(self) -> list[Tensor]:
@@ -124,14 +131,23 @@ class DiT(Denoiser):
         if length > len(self._table[0]):
             self._fill_table(2 * length)
         angles = (self._table[0][:length], self._table[1][:length])
+        modulation = self.modulation(cond).split(self.config.width, dim=-1)
         h, branch = self.embed(z), None
         kernels = self.kernels and kernels_can_run(h)
         # Without gradients nobody looks at the stream again: what comes next may take its place.
         how = How(kernels, in_place=kernels and not torch.is_grad_enabled())
-        for block in self.blocks:
-            h, branch = block(h, branch, cond, angles, how)
-        _, normed, _ = self.final_norm(h, branch, cond, how)
-        return normed
+        seeds = self._dropout_seeds(kernels)
+        for i, block in enumerate(self.blocks):
+            h, branch = block(h, branch, modulation[6 * i : 6 * i + 6], angles, how, seeds[i])
+        return self.final_norm(h, branch, *modulation[-2:], how)[1]
+
+    def _dropout_seeds(self, kernels: bool) -> Sequence[Tensor | None]:
+        """Two for each block, where kernels drop. From torch's generator on the device:
+        `torch.manual_seed` decides, also when a recording of the trunk is replayed."""
+        if not (kernels and self.training and self.config.dropout):
+            return [None] * self.config.depth
+        shape, device = (self.config.depth, 2), self.out.weight.device
+        return torch.randint(1 << 31, shape, dtype=torch.int32, device=device).unbind()
 
     def _condition(self, t: Tensor, label: Tensor | None) -> Tensor:
         """The conditioning vector, [B, cond_width], or [1, cond_width] when nothing varies."""
@@ -158,12 +174,13 @@ class How(NamedTuple):
 
 class Branch(NamedTuple):
     """What a block has yet to add to the stream: `gate * dropout(value + bias)`. The sum is left to the
-    norm that reads it, since one kernel does both."""
+    norm that reads it, since one kernel does both; `seed` [1] is what that kernel drops by."""
 
     value: Tensor
     bias: Tensor | None
     gate: Tensor
     dropout: float
+    seed: Tensor | None
 
 
 class Block(nn.Module):
@@ -173,23 +190,31 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
         width, inner = config.width, config.width * config.mlp_ratio
-        self.attn_norm = AdaptiveNorm(width, config.cond_width, gated=True)
+        self.attn_norm = AdaptiveNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
-        self.mlp_norm = AdaptiveNorm(width, config.cond_width, gated=True)
+        self.mlp_norm = AdaptiveNorm(width)
         self.mlp_in = nn.Linear(width, inner)
         self.mlp_out = nn.Linear(inner, width)
 
     def forward(
-        self, h: Tensor, branch: Branch | None, cond: Tensor, angles: Angles, how: How
+        self,
+        h: Tensor,
+        branch: Branch | None,
+        modulation: Sequence[Tensor],
+        angles: Angles,
+        how: How,
+        seeds: Tensor | None,
     ) -> tuple[Tensor, Branch]:
         """The stream before the MLP's output is added to it, and that output."""
         dropout = self.dropout if self.training else 0.0
-        h, normed, gate = self.attn_norm(h, branch, cond, how)
-        attended = Branch(self._attend(normed, angles, how), None, gate, dropout)
-        h, normed, gate = self.mlp_norm(h, attended, cond, how)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
+        seed, mlp_seed = (None, None) if seeds is None else seeds.split(1)
+        h, normed = self.attn_norm(h, branch, shift, scale, how)
+        attended = Branch(self._attend(normed, angles, how), None, gate, dropout, seed)
+        h, normed = self.mlp_norm(h, attended, mlp_shift, mlp_scale, how)
         value, bias = self._mlp(normed, how)
-        return h, Branch(value, bias, gate, dropout)
+        return h, Branch(value, bias, mlp_gate, dropout, mlp_seed)
 
     def _attend(self, h: Tensor, angles: Angles, how: How) -> Tensor:
         if how.kernels and _is_plain(self.qkv):
@@ -200,8 +225,11 @@ class Block(nn.Module):
             qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
             q, k = rotate(q, angles), rotate(k, angles)
-        attended = F.scaled_dot_product_attention(q, k, v)
-        return self.attn_out(attended.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        if how.in_place and _is_plain(self.attn_out):
+            rows = attended.flatten(0, 1)
+            return torch.mm(rows, self.attn_out.weight.T, out=h.flatten(0, 1)).view_as(h)
+        return self.attn_out(attended)
 
     def _mlp(self, h: Tensor, how: How) -> tuple[Tensor, Tensor | None]:
         """The output, and a bias that is still to be added to it."""
@@ -209,40 +237,32 @@ class Block(nn.Module):
             from xdlm.ops.fused_mlp import fused_mlp
 
             weights = (self.mlp_in.weight, self.mlp_in.bias, self.mlp_out.weight)
-            return fused_mlp(h, *weights), self.mlp_out.bias
+            return fused_mlp(h, *weights, in_place=how.in_place), self.mlp_out.bias
         return self.mlp_out(F.gelu(self.mlp_in(h), approximate="tanh")), None
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm, then a scale and a shift that the conditioning vector decides; also a gate."""
+    """Layer norm, then a scale and a shift that the conditioning vector decides."""
 
-    def __init__(self, width: int, cond_width: int, *, gated: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, bias=False)
-        self.gated = gated
-        self.modulation = nn.Linear(cond_width, (3 if gated else 2) * width)
-        nn.init.zeros_(self.modulation.weight)
-        nn.init.zeros_(self.modulation.bias)
 
     def forward(
-        self, h: Tensor, branch: Branch | None, cond: Tensor, how: How
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The stream with the branch added, its modulated norm, and the gate for what that feeds
-        (empty if there is none)."""
-        width = h.shape[-1]
-        shift, scale, gate = self.modulation(cond).split((width, width, width * self.gated), dim=-1)
+        self, h: Tensor, branch: Branch | None, shift: Tensor, scale: Tensor, how: How
+    ) -> tuple[Tensor, Tensor]:
+        """The stream with the branch added, and its modulated norm."""
         if how.kernels:
             from xdlm.ops.fused_norm import fused_adaptive_norm
 
-            h, normed = fused_adaptive_norm(
+            return fused_adaptive_norm(
                 h, self.norm.weight, scale, shift, branch=branch, eps=self.norm.eps,
                 in_place=how.in_place,
             )  # fmt: skip
-            return h, normed, gate
         if branch is not None:
             value = branch.value if branch.bias is None else branch.value + branch.bias
             h = h + branch.gate[:, None] * F.dropout(value, branch.dropout)
-        return h, self.norm(h) * (1 + scale[:, None]) + shift[:, None], gate
+        return h, self.norm(h) * (1 + scale[:, None]) + shift[:, None]
 
 
 def kernels_can_run(h: Tensor) -> bool:

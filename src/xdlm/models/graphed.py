@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -75,6 +76,16 @@ def _record(
         return None
 
 
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: the library of matrix products keeps a workspace for every stream it has
+    seen, and asks for it here, so that it belongs to no recording."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        torch.cuda.current_blas_handle()
+    return stream
+
+
 class _Inputs:
     """The tensors that a recording reads, filled before each replay."""
 
@@ -95,7 +106,7 @@ class _Recording:
     def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
         self._inputs, self._graph = _Inputs(z, t, label), torch.cuda.CUDAGraph()
         self._state = denoiser.replay_state()  # held, so that what the graph reads is not freed
-        with torch.cuda.graph(self._graph, stream=torch.cuda.Stream(z.device)):
+        with torch.cuda.graph(self._graph, stream=_recording_stream(z.device)):
             self._hidden = denoiser.trunk(*self._inputs.tensors)
 
     def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
@@ -119,10 +130,11 @@ class _TrainRecording:
             for name, p in denoiser.named_parameters()
         }
         trained = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        trunk, stream = _TrunkOf(denoiser), torch.cuda.Stream(z.device)
+        trunk, stream = _TrunkOf(denoiser), _recording_stream(z.device)
         pool = torch.cuda.graph_pool_handle()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what a first backward pass loads cannot be loaded below
+        # What a first backward pass loads cannot be loaded below. What it draws must change nothing.
+        with torch.cuda.stream(stream), torch.random.fork_rng([z.device]):
             hidden = functional_call(trunk, leaves, self._inputs.tensors)
             if hidden.requires_grad:
                 torch.autograd.grad(hidden, trained, hidden.detach(), allow_unused=True)
@@ -178,7 +190,11 @@ class _Replay(torch.autograd.Function):
         recording.runs += 1  # the backward graph uses the memory of the forward one
         recording.d_hidden.copy_(upstream[0])
         recording.backward_graph.replay()
-        return (None, *(None if g is None else g.clone() for g in recording.gradients))
+        found = [g for g in recording.gradients if g is not None]
+        copies = [torch.empty_like(g) for g in found]
+        torch._foreach_copy_(copies, found)  # in a few launches instead of one each
+        left = iter(copies)
+        return (None, *(None if g is None else next(left) for g in recording.gradients))
 
 
 class _Memory:

@@ -88,12 +88,21 @@ def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss:
     return _RowLoss.apply(*rows, special, impl, loss, torch.is_grad_enabled())
 
 
-def _blocks(rows: HeadRows, math: BlockMath, *, for_gradient: bool) -> Iterator[slice]:
-    n_rows, vocab_size = len(rows.hidden), len(rows.weight)
-    size = max(1, (math.gradient_elements if for_gradient else math.elements) // vocab_size)
-    size -= size % 64 if size >= 64 else 0
+def blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
+    """Slices of all rows with at most so many logits each. Their size is round where it is large: a
+    product works in tiles, and pays for the whole of its last ones."""
+    size = max(1, elements // vocab_size)
+    for multiple in (256, 64):
+        if size >= multiple:
+            size -= size % multiple
+            break
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
+
+
+def _blocks(rows: HeadRows, math: BlockMath, *, for_gradient: bool) -> Iterator[slice]:
+    elements = math.gradient_elements if for_gradient else math.elements
+    return blocks(len(rows.hidden), len(rows.weight), elements)
 
 
 class _HeadGradient:

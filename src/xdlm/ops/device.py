@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 
@@ -16,3 +17,10 @@ def has_triton() -> bool:
 def given_or(given: Tensor | None, filler: Tensor) -> Tensor:
     """A kernel needs some pointer, even where it will not look."""
     return filler if given is None else given
+
+
+def multiprocessors(where: Tensor) -> int:
+    """Of the GPU that holds a tensor; 1 elsewhere, where kernels are only interpreted."""
+    if not where.is_cuda:
+        return 1
+    return torch.cuda.get_device_properties(where.device).multi_processor_count

@@ -10,22 +10,26 @@ from torch import Tensor
 from xdlm.ops.blocks import Head
 from xdlm.ops.fused import load_logits
 
-_BLOCK = 4096
+#: Tokens of each block that a program reads at a time; a block's size is a multiple of it.
+_LANES = 128
 
 
 def fused_draw_and_weigh(
     logits: Tensor, head: Head, uniform: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `draw_and_weigh`, in two readings of each row; `logits` [R, padded V] and `head` are prepared."""
+    """As `draw_and_weigh`, in one reading of each row; `logits` [R, padded V] and `head` are prepared.
+    Where `uniform` is negative nothing is drawn."""
     rows = len(logits)
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     p_z = torch.empty(rows, dtype=torch.float64, device=logits.device)
     if rows:
         width = logits.shape[1]
-        n_blocks = triton.next_power_of_2(triton.cdiv(width, _BLOCK))
+        n_blocks = 16 if width <= 1 << 16 else 32
+        block = triton.cdiv(triton.cdiv(width, n_blocks), _LANES) * _LANES
         _draw_kernel[(rows,)](
             logits, head.bias, uniform.contiguous(), z.contiguous(), drawn, p_z, logits.stride(0),
-            width, N_BLOCKS=n_blocks, BLOCK=_BLOCK, num_warps=8,
+            width, N_BLOCKS=n_blocks, BLOCK=block, SPAN=triton.next_power_of_2(block), LANES=_LANES,
+            num_warps=8,
         )  # fmt: skip
     return drawn, p_z
 
@@ -33,47 +37,70 @@ def fused_draw_and_weigh(
 @triton.jit
 def _draw_kernel(
     logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, stride, width: tl.constexpr,
-    N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of blocks in float64 pick a block, a running sum inside it picks the token.
-
-    A block's masses are relative to its own highest logit, so that one reading finds all sums.
-    """
+    """Sums of blocks in float64 pick a block, a running sum inside it picks the token."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
-    lanes = tl.arange(0, BLOCK)
-    blocks = tl.arange(0, N_BLOCKS)
-    tops = tl.full((N_BLOCKS,), -float("inf"), tl.float32)
-    sums = tl.zeros((N_BLOCKS,), tl.float64)
-    for start in range(0, width, BLOCK):
-        value = load_logits(row_ptr, bias_ptr, start + lanes, width)
-        top = tl.max(value, 0)
-        this = blocks == start // BLOCK
-        tops = tl.where(this, top, tops)
-        sums = tl.where(this, tl.sum(_masses(value, top), 0), sums)
-    highest = tl.max(tops, 0)
-    relative = tl.exp2((tops - highest).to(tl.float64))
-    through = tl.cumsum(sums * relative, 0)
+    # Float64 reaches from 2^-1022 to 2^1023, so that logits of any sensible size need no other unit.
+    unit = 0.0
+    sums, top = _block_sums(row_ptr, bias_ptr, unit, width, N_BLOCKS, BLOCK, LANES)
+    if ((top > 900.0) | (top < -500.0)) & (top > -float("inf")):
+        unit = tl.floor(top)
+        sums, top = _block_sums(row_ptr, bias_ptr, unit, width, N_BLOCKS, BLOCK, LANES)
+    through = tl.cumsum(sums, 0)
     total = tl.max(through, 0)
-    target = tl.load(uniform_ptr + row) * total
-    # The first block, and in it the first token, whose running sum exceeds the target: never one of
-    # zero probability.
-    block = tl.sum((through <= target).to(tl.int32), 0)
-    before = tl.max(tl.where(blocks < block, through, 0.0), 0)
-    factor = tl.max(tl.where(blocks == block, relative, 0.0), 0)
-    top = tl.max(tl.where(blocks == block, tops, -float("inf")), 0)
-    value = load_logits(row_ptr, bias_ptr, block * BLOCK + lanes, width)
-    running = tl.cumsum(_masses(value, top), 0)
-    # The two sums round differently; keep the target inside the block's own total.
-    rest = tl.minimum((target - before) / factor, tl.max(running, 0) * (1 - 2.220446049250313e-16))
-    tl.store(
-        drawn_ptr + row, (block * BLOCK + tl.sum((running <= rest).to(tl.int32), 0)).to(tl.int64)
-    )
     at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
-    tl.store(p_z_ptr + row, tl.exp2(at_z - highest).to(tl.float64) / total)
+    tl.store(p_z_ptr + row, _mass(at_z - unit) / total)
+    uniform = tl.load(uniform_ptr + row)
+    if uniform >= 0:
+        target = uniform * total
+        # The first block, and in it the first token, whose running sum exceeds the target: never one of
+        # zero probability.
+        blocks = tl.arange(0, N_BLOCKS)
+        block = tl.sum((through <= target).to(tl.int32), 0)
+        before = tl.max(tl.where(blocks < block, through, 0.0), 0)
+        offset = tl.arange(0, SPAN)
+        token = tl.where(offset < BLOCK, block * BLOCK + offset, width)
+        running = tl.cumsum(_mass(load_logits(row_ptr, bias_ptr, token, width) - unit), 0)
+        # The two sums round differently; keep the target inside the block's own total.
+        rest = tl.minimum(target - before, tl.max(running, 0) * (1 - 2.220446049250313e-16))
+        tl.store(
+            drawn_ptr + row,
+            (block * BLOCK + tl.sum((running <= rest).to(tl.int32), 0)).to(tl.int64),
+        )
 
 
 @triton.jit
-def _masses(value, top):
-    """2^(value - top) in float64; all zero where there is nothing to draw."""
-    return tl.where(value > -float("inf"), tl.exp2(value - top), 0.0).to(tl.float64)
+def _block_sums(
+    row_ptr, bias_ptr, unit, width: tl.constexpr, N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """The mass of each block, and the highest logit. All blocks advance together, so that what is added
+    up across lanes is added up once, at the end."""
+    sums = tl.zeros((N_BLOCKS, LANES), tl.float64)
+    top = tl.full((N_BLOCKS, LANES), -float("inf"), tl.float32)
+    token = tl.arange(0, N_BLOCKS)[:, None] * BLOCK + tl.arange(0, LANES)[None]
+    for start in range(0, BLOCK, LANES):
+        value = load_logits(row_ptr, bias_ptr, token + start, width)
+        top = tl.maximum(top, value)
+        sums += _mass(value - unit)
+    return tl.sum(sums, 1), tl.max(tl.max(top, 1), 0)
+
+
+@triton.jit
+def _mass(value):
+    """2^value in float64, zero below 2^-1000. A token's mass has the same bits wherever it is added up.
+
+    With the nearest whole number n, 2^(value - n) is taken to float32's precision, and its bits are moved
+    to where float64 has them; n goes into the exponent. (Instructions that round and convert are slow.)
+    """
+    there = value > -1000.0
+    value = tl.where(there, value, 0.0)
+    shifted = (
+        value + 12582912.0
+    )  # 1.5 x 2^23: the last bit is worth 1, so that n is in the lowest bits
+    part = tl.exp2(value - (shifted - 12582912.0)).to(tl.int32, bitcast=True).to(tl.int64)
+    n = shifted.to(tl.int32, bitcast=True) - 0x4B400000
+    mass = ((part << 29) + ((n + 896).to(tl.int64) << 52)).to(tl.float64, bitcast=True)
+    return tl.where(there, mass, 0.0)

@@ -20,13 +20,16 @@ _ROWS, _COLUMNS, _CHUNK = 2, 1024, 32
 _PIECE = 16384
 
 
-def fused_mlp(h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor) -> Tensor:
-    """`gelu(h W_in^T + b) W_out^T` for `h` [..., W], with the tanh form of GELU."""
+def fused_mlp(
+    h: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, *, in_place: bool = False
+) -> Tensor:
+    """`gelu(h W_in^T + b) W_out^T` for `h` [..., W], with the tanh form of GELU. In place, which has no
+    gradient, the result is written over `h`."""
     flat = h.reshape(-1, h.shape[-1])
     if torch.is_grad_enabled():
         out = _Mlp.apply(flat, weight_in, bias_in, weight_out)
     else:
-        out = torch.empty(len(flat), len(weight_out), dtype=h.dtype, device=h.device)
+        out = flat if in_place else flat.new_empty(len(flat), len(weight_out))
         for rows in (slice(i, i + _PIECE) for i in range(0, len(flat), _PIECE)):
             torch.mm(_inner(flat[rows], weight_in, bias_in), weight_out.T, out=out[rows])
     return out.view(*h.shape[:-1], -1)

@@ -18,14 +18,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from xdlm.ops.device import given_or
+from xdlm.ops.device import given_or, multiprocessors
 
-#: Programs of the backward pass per multiprocessor.
-_RESIDENT = 3
+#: Programs of the backward pass per multiprocessor, and registers of a thread so that they all fit.
+_RESIDENT, _REGISTERS = 4, 128
+#: The tile in which their sums are put together.
+_ROWS, _COLUMNS = 64, 16
 
 
 class Branch(Protocol):
-    """What is added to the stream: value [B, L, W], bias [W] or None, gate [1 or B, W]."""
+    """What is added to the stream: value [B, L, W], bias [W] or None, gate [1 or B, W]. What dropout
+    removes follows from the seed, int32 [1]."""
 
     @property
     def value(self) -> Tensor: ...
@@ -38,6 +41,9 @@ class Branch(Protocol):
 
     @property
     def dropout(self) -> float: ...
+
+    @property
+    def seed(self) -> Tensor | None: ...
 
 
 def fused_adaptive_norm(
@@ -55,12 +61,10 @@ def fused_adaptive_norm(
     In place, which has no gradient, `h'` is written over `h` and `y` over the branch's value.
     """
     assert len(scale) == len(shift) == (len(scale) if branch is None else len(branch.gate))
-    value, bias, gate, dropout = (None, None, None, 0.0) if branch is None else (
-        branch.value, branch.bias, branch.gate, branch.dropout
+    value, bias, gate, dropout, seed = (None, None, None, 0.0, None) if branch is None else (
+        branch.value, branch.bias, branch.gate, branch.dropout, branch.seed
     )  # fmt: skip
-    # From torch's generator on the device: `torch.manual_seed` decides, also when a recording of this
-    # call is replayed.
-    seed = torch.randint(1 << 31, (1,), dtype=torch.int32, device=h.device) if dropout else None
+    assert (seed is not None) or not dropout
     if in_place:
         y = torch.empty_like(h) if value is None else value
         _launch_forward(h, value, bias, gate, weight, scale, shift, h, y, None, dropout, seed, eps)
@@ -119,7 +123,7 @@ class _AdaptiveNorm(torch.autograd.Function):
         d_value = torch.empty_like(after) if value is not None else None
         if len(scale) == 1:  # one sum for all, so that chunks may go on from entry to entry
             batch, length = 1, batch * length
-        chunk = triton.cdiv(length, max(1, _programs(after) // batch))
+        chunk = triton.cdiv(length, max(1, _RESIDENT * multiprocessors(after) // batch))
         chunks = triton.cdiv(length, chunk)
         n_sums, block = 2 if value is None else 4, triton.next_power_of_2(width)
         sums = after.new_empty(batch, chunks, n_sums, width, dtype=torch.float32)
@@ -129,24 +133,18 @@ class _AdaptiveNorm(torch.autograd.Function):
             length, _rows(gate), _rows(scale), given_or(seed, d_y), *_dropout(ctx.dropout),
             W=width, BLOCK=block, CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
             HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0,
-            num_warps=min(32, max(4, block // 256)),
+            num_warps=min(32, max(4, block // 256)), maxnreg=_REGISTERS,
         )  # fmt: skip
-        total = sums.sum(1)
-        d_shift, d_gain = total[:, 0], total[:, 1]
-        low = weight.dtype
-        d_bias = total[:, 3].sum(0).to(low) if bias is not None else None
+        d_weight, d_bias = weight.new_empty(2, width).unbind()
+        d_scale, d_shift, d_gate = weight.new_empty(3, batch, width).unbind()
+        _finish_kernel[(triton.cdiv(width, _COLUMNS),)](
+            sums, weight, scale, d_weight, d_bias, d_scale, d_shift, d_gate, _rows(scale), W=width,
+            BATCH=batch, CHUNKS=chunks, HAS_BRANCH=value is not None, ROWS=_ROWS, COLUMNS=_COLUMNS,
+        )  # fmt: skip
         return (
-            d_h, d_value, d_bias, total[:, 2].to(low) if value is not None else None,
-            (d_gain * (1 + scale)).sum(0).to(low), (d_gain * weight).to(low), d_shift.to(low),
-            None, None, None,
+            d_h, d_value, None if bias is None else d_bias, None if value is None else d_gate,
+            d_weight, d_scale, d_shift, None, None, None,
         )  # fmt: skip
-
-
-def _programs(where: Tensor) -> int:
-    """How many programs fill the device once."""
-    if not where.is_cuda:
-        return _RESIDENT
-    return _RESIDENT * torch.cuda.get_device_properties(where.device).multi_processor_count
 
 
 def _rows(condition: Tensor | None) -> int:
@@ -287,6 +285,48 @@ def _backward_kernel(
     if HAS_BRANCH:
         tl.store(at + 2 * W, sum_gate, mask=inside)
         tl.store(at + 3 * W, sum_bias, mask=inside)
+
+
+@triton.jit
+def _finish_kernel(
+    sums_ptr, weight_ptr, scale_ptr, d_weight_ptr, d_bias_ptr, d_scale_ptr, d_shift_ptr, d_gate_ptr,
+    scale_rows, W: tl.constexpr, BATCH: tl.constexpr, CHUNKS: tl.constexpr, HAS_BRANCH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Add up the chunks, always in the same order, for some features: the gradients of shift, scale and
+    gate for each entry, those of weight and bias over all."""
+    feature = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = feature < W
+    kind = d_weight_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + feature, mask=inside, other=0.0).to(tl.float32)
+    d_weight = tl.zeros((COLUMNS,), tl.float32)
+    d_bias = tl.zeros((COLUMNS,), tl.float32)
+    n_sums: tl.constexpr = 4 if HAS_BRANCH else 2
+    for entry in range(BATCH):
+        sum_shift = tl.zeros((ROWS, COLUMNS), tl.float32)
+        sum_gain = tl.zeros((ROWS, COLUMNS), tl.float32)
+        sum_gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        sum_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for start in range(0, CHUNKS, ROWS):
+            chunk = start + tl.arange(0, ROWS)
+            there = (chunk < CHUNKS)[:, None] & inside[None]
+            at = sums_ptr + (entry * CHUNKS + chunk)[:, None] * (n_sums * W) + feature[None]
+            sum_shift += tl.load(at, mask=there, other=0.0)
+            sum_gain += tl.load(at + W, mask=there, other=0.0)
+            if HAS_BRANCH:
+                sum_gate += tl.load(at + 2 * W, mask=there, other=0.0)
+                sum_bias += tl.load(at + 3 * W, mask=there, other=0.0)
+        here = entry * W + feature
+        scale = tl.load(scale_ptr + entry * scale_rows + feature, mask=inside, other=0.0)
+        gain = tl.sum(sum_gain, 0)
+        d_weight += gain * (1 + scale.to(tl.float32))
+        tl.store(d_scale_ptr + here, (gain * weight).to(kind), mask=inside)
+        tl.store(d_shift_ptr + here, tl.sum(sum_shift, 0).to(kind), mask=inside)
+        if HAS_BRANCH:
+            d_bias += tl.sum(sum_bias, 0)
+            tl.store(d_gate_ptr + here, tl.sum(sum_gate, 0).to(kind), mask=inside)
+    tl.store(d_weight_ptr + feature, d_weight.to(kind), mask=inside)
+    tl.store(d_bias_ptr + feature, d_bias.to(kind), mask=inside)
 
 
 @triton.jit

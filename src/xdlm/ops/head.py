@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from xdlm.ops.blocks import Head, block_math
+from xdlm.ops.blocks import Head, block_math, blocks
 from xdlm.ops.categorical import draw_and_weigh
 from xdlm.ops.rows import head_logits, resolve_impl
 
@@ -28,14 +28,14 @@ class DrawingHead:
         z: Tensor,
         reshape: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """For rows `hidden` [R, d]: a token from each prediction, and the probability of `z`.
+        """For rows `hidden` [R, d]: a token from each prediction, and the probability of `z`. Where
+        `uniform` is negative only the latter is asked for, and the token may be anything.
 
         `reshape` (temperature and the like) is applied to the logits first.
         """
-        size = max(1, self.math.elements // self.plain.size)
         parts = [
             self._draw(hidden[rows], uniform[rows], z[rows], reshape)
-            for rows in (slice(i, i + size) for i in range(0, len(hidden), size))
+            for rows in blocks(len(hidden), self.plain.size, self.math.elements)
         ]
         if not parts:
             return z, z.double()

@@ -192,9 +192,8 @@ def _thinned_step(
     hidden = _hidden(run, leg, z, active)
     order, n_rows = picked.order()
     flat = order if isinstance(active, slice) else active[order // length] * length + order % length
-    drawn, p_z = run.head.draw(
-        hidden.flatten(0, 1)[order], uniforms.token.flatten()[flat], z.flatten()[flat], reshape
-    )
+    wanted = torch.where(plan.from_model, uniforms.token, -1.0).flatten()[flat]
+    drawn, p_z = run.head.draw(hidden.flatten(0, 1)[order], wanted, z.flatten()[flat], reshape)
     flat, drawn, p_z = flat[:n_rows], drawn[:n_rows], p_z[:n_rows]
     rows = (flat // length, flat % length)
     noisy = is_noise(leg.at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])

@@ -52,7 +52,8 @@ class DiffusionLoss:
         x, index = batch.tokens, batch.index
         low, high = self.process.time_range
         t = stratified_times(seed, step, index % global_batch, global_batch, time_range=(low, high))
-        coefs = self.process.coefs(t)
+        coefs = self.process.coefs(t).to(x.device)
+        t, index = (v.to(x.device, non_blocking=True) for v in (t.float(), index))
         z, weight, scale, picked = noised(
             self.process, coefs, x, index, seed=seed, kept_rows=self.kept_rows
         )
@@ -60,7 +61,7 @@ class DiffusionLoss:
             weight = self.weighting(coefs, x, z)
         pending = PickedRows(picked)
         label = self._drop_labels(batch.label, index, seed)
-        hidden = run_trunk(denoiser, z, t.float(), label).flatten(0, 1)
+        hidden = run_trunk(denoiser, z, t, label).flatten(0, 1)
         rows, n_picked = pending.order()
         at_rows = coefs.index(rows // x.shape[1])
         x, z = x.flatten()[rows], z.flatten()[rows]

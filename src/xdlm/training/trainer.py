@@ -215,7 +215,7 @@ class Trainer:
             tokens = torch.from_numpy(self.rows.take(part))
             if self.device.type == "cuda":  # or the copy would wait for all that the GPU has to do
                 tokens = tokens.pin_memory()
-            index = torch.arange(first + start, first + start + len(part), device=self.device)
+            index = torch.arange(first + start, first + start + len(part))
             yield Batch(tokens.to(self.device, non_blocking=True), index)
 
     def _head_impl(self) -> str:
