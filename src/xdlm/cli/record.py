@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,10 @@ def provenance(model: Model) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that the library runs from, where it runs from a checkout."""
+    """The commit that the library runs from: of its checkout, or what XDLM_COMMIT says where a copy has
+    no history, as in a container."""
+    if given := os.environ.get("XDLM_COMMIT"):
+        return given
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
