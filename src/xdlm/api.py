@@ -34,8 +34,8 @@ from xdlm.training.checkpoint import (
     MODEL,
     RAW,
     Checkpoint,
+    Content,
     latest_checkpoint,
-    load_weights,
     open_checkpoint,
     save_checkpoint,
 )
@@ -167,10 +167,10 @@ class Model:
             name: p.to(dtype) if dtype is not None else p
             for name, p in self.denoiser.named_parameters()
         }
-        save_checkpoint(
-            Path(folder), config=self.config, tokenizer_json=self.tokenizer.to_json(),
-            step=self.step, tensors={MODEL: weights}, weights=self.weights,
-        )  # fmt: skip
+        content = Content(
+            self.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
+        )
+        save_checkpoint(Path(folder), content)
 
     def _sample(
         self,
@@ -230,7 +230,7 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
     vocab = config.process.vocab(tokenizer.size)
     denoiser = build_denoiser(config.model, vocab.size)
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
-    load_weights(denoiser, checkpoint.tensors(file), checkpoint.folder / file)
+    checkpoint.read_into(file, dict(denoiser.named_parameters()))
     denoiser.eval().requires_grad_(False).to(pick_device(device))
     used = checkpoint.weights if file == MODEL else "raw"
     return Model(denoiser, config.process.build(vocab), tokenizer, config, used, checkpoint.step)

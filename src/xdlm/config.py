@@ -184,6 +184,12 @@ class TrainConfig:
     """auto, cpu or cuda."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the trunk computes in; auto is bfloat16 on a GPU and float32 elsewhere."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What each of several processes holds: ddp all weights; fsdp a part of them, of the averages and of
+    the optimiser's state, for models that one GPU has no room for. One process alone always holds all."""
+    activation_checkpointing: bool = False
+    """Compute each block again in the backward pass rather than keep what is inside it: less memory,
+    about a third more time."""
     compile: bool = False
     """Compile the trunk with torch.compile."""
     log_every: int = 10

@@ -21,19 +21,24 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     target = target.absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} already exists; choose another folder or remove it")
-    scratch = target.with_name(f".{target.name}.partial")
+    scratch = scratch_of(target)
     with explained(target):
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         try:
             yield scratch
-            for file in scratch.iterdir():
-                _sync(file)
+            for path in scratch.rglob("*"):
+                _sync(path)
             scratch.rename(target)  # replaces an empty folder, and nothing else
             _sync(target.parent)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
+
+
+def scratch_of(target: Path) -> Path:
+    """Where a folder or a file is put together before it is called `target`."""
+    return target.with_name(f".{target.name}.partial")
 
 
 def remove_folder(folder: Path) -> None:
@@ -56,7 +61,7 @@ def write_atomic(target: Path, content: str | bytes) -> None:
             return
         target = target.resolve()  # a link stays, what it points to is replaced
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f".{target.name}.partial")
+        scratch = scratch_of(target)
         try:
             scratch.write_bytes(data)
             _sync(scratch)

@@ -33,7 +33,7 @@ Under torchrun every process takes its share of each batch, and the result does 
 but for rounding (and dropout). Started again after a process died, a run goes on by itself.
 """
 #: Batches of validation rows go through the model so many at a time.
-_EVAL_BATCH = 64
+_EVAL_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def make_trainer(
     def validate(trainer: Trainer) -> tuple[float, float]:
         result = likelihood(
             trainer.model, trainer.process, val, draws=2, batch=_EVAL_BATCH,
-            max_rows=config.train.eval_rows,
+            max_rows=config.train.eval_rows, world=trainer.world,
         )  # fmt: skip
         return result.nats_per_token, result.nats_stderr
 

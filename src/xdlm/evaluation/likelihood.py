@@ -14,7 +14,7 @@ evaluated in random order, so that neighbours are not from the same page.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ from xdlm.objective import (
 from xdlm.ops import Stream, row_stats, uniform
 from xdlm.ops.rows import Impl
 from xdlm.structs import Coefs, RowStats
+from xdlm.training.parallel import World
 
 #: Where the ends of the bound take their noise from, apart from the draws of the integral.
 _START_STEP, _END_STEP = 1 << 30, (1 << 30) + 1
@@ -68,8 +69,12 @@ def likelihood(
     max_rows: int | None = None,
     impl: Impl = "auto",
     on_batch: Callable[[int, int], None] | None = None,
+    world: World | None = None,
 ) -> Likelihood:
-    """Perplexity of packed text: all rows and the tail, or the first `max_rows` rows."""
+    """Perplexity of packed text: all rows and the tail, or the first `max_rows` rows.
+
+    The processes of a `world` share the batches; all get the same result, whatever their number.
+    """
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
@@ -80,19 +85,24 @@ def likelihood(
     if total == 0:
         raise UserError("there is no text to evaluate")
     device = denoiser.head_weight.device
-    estimates, lengths = [], []
+    batches = _batches(len(rows), whole, use_tail, batch, seed)
+    world = world if world is not None else World()
+    found = {}
     done = 0
-    for index, part in _batches(rows, whole, use_tail, batch, seed):
+    for number in world.deal(len(batches)):
+        index = batches[number]
+        part = rows.tail[None] if index[0] == len(rows) else rows.take(index)
         x = torch.from_numpy(part.astype(np.int64)).to(device)
-        bounds = row_bounds(
+        found[number] = row_bounds(
             denoiser, process, x, torch.from_numpy(index).to(device), draws=draws, seed=seed,
             impl=impl,
-        )  # fmt: skip
-        estimates.append(bounds.cpu())
-        lengths.append(x.shape[1])
+        ).cpu()  # fmt: skip
         done += len(x)
         if on_batch is not None:
             on_batch(done, total)
+    found = world.collect(found)
+    estimates = [found[number] for number in range(len(batches))]
+    lengths = [rows.tail.size if index[0] == len(rows) else rows.length for index in batches]
     is_everything = total == len(rows) + (rows.tail.size > 0)
     return summarise(
         estimates, lengths, seed=seed, n_characters=rows.n_characters if is_everything else None
@@ -164,14 +174,13 @@ def summarise(
 
 
 def _batches(
-    rows: Rows, whole: int, use_tail: bool, batch: int, seed: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.integer]]]:
-    """Row numbers and rows, in random order and batches of nearly equal size; the tail comes last."""
+    n_rows: int, whole: int, use_tail: bool, batch: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Row numbers, in random order and batches of nearly equal size; the tail, number `n_rows`, comes
+    last."""
     order = np.random.Generator(np.random.Philox(seed)).permutation(whole)
-    for index in np.array_split(order, -(-whole // batch)) if whole else []:
-        yield index, rows.take(index)
-    if use_tail:
-        yield np.array([len(rows)]), rows.tail[None]
+    batches = np.array_split(order, -(-whole // batch)) if whole else []
+    return [*batches, np.array([n_rows])] if use_tail else batches
 
 
 def _noised(

@@ -6,19 +6,27 @@ tokenizer.json         the tokenizer
 model.safetensors      the weights to use: averaged (EMA) unless checkpoint.json says otherwise
 raw.safetensors        the weights as trained            } only where training
 optimizer.safetensors  AdamW's moments                   } can go on from
+
+A run whose weights are sharded over processes has folders in place of the last three, `model/` and so on,
+with a file of every process: what torch.distributed.checkpoint writes, in its safetensors form, which
+unlike its usual one holds no pickle. Whoever reads a checkpoint need not know: `Checkpoint` puts together
+what is asked for, all of a tensor or this process's part of it, however many processes wrote it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from xdlm.config import RunConfig, dump_config, parse_config
@@ -30,6 +38,8 @@ FORMAT = 1
 _STEP = re.compile(r"step-\d{8,}")
 META, CONFIG, TOKENIZER = "checkpoint.json", "config.yaml", "tokenizer.json"
 MODEL, RAW, OPTIMIZER = "model.safetensors", "raw.safetensors", "optimizer.safetensors"
+#: Weights come in these, by the names that safetensors has for them.
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -53,52 +63,102 @@ class Checkpoint:
         return TextTokenizer.load(self.folder / TOKENIZER)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        if name not in self.meta["files"]:
-            what = (
-                "it is no model" if name == MODEL else "it holds a model, not a state to go on from"
-            )
-            raise UserError(f"{self.folder} has no {name}: {what}")
+        """All that MODEL, RAW or OPTIMIZER holds."""
+        found = {key: torch.empty(s.shape, dtype=s.dtype) for key, s in self._layout(name).items()}
+        self.read_into(name, found)
+        return found
+
+    def read_into(self, name: str, targets: Mapping[str, Tensor]) -> None:
+        """Fill tensors, or this process's parts of them if they are sharded. Strictly: the same names
+        and shapes, or an error that says which differ."""
+        layout, where = self._layout(name), self.folder / name
+        missing, surplus = sorted(set(targets) - set(layout)), sorted(set(layout) - set(targets))
+        if missing or surplus:
+            what = f"lacks {missing[0]}" if missing else f"holds an unknown {surplus[0]}"
+            raise UserError(f"{where} does not fit its config.yaml: it {what}")
+        for key, target in targets.items():
+            if target.shape != layout[key].shape:
+                raise UserError(
+                    f"{where} does not fit its config.yaml: {key} has shape "
+                    f"{tuple(layout[key].shape)}, the model {tuple(target.shape)}"
+                )
+        plain = {key: target.detach() for key, target in targets.items()}
+        if self._is_sharded(name):
+            _read_shards(shard_folder(self.folder, name), plain)
+        else:
+            _read_whole(where, plain)
+
+    def _is_sharded(self, name: str) -> bool:
+        folder = shard_folder(self.folder, name).name
+        return any(Path(file).parent.name == folder for file in self.meta["files"])
+
+    def _layout(self, name: str) -> dict[str, Tensor]:
+        """Names, shapes and dtypes, as tensors without content."""
         try:
-            return load_file(self.folder / name)
+            if name in self.meta["files"]:
+                return _layout_of_file(self.folder / name)
+            if self._is_sharded(name):
+                return _layout_of_shards(shard_folder(self.folder, name))
         except SafetensorError as error:
             raise UserError(f"{self.folder / name} is damaged: {error}") from error
+        what = "it is no model" if name == MODEL else "it holds a model, not a state to go on from"
+        raise UserError(f"{self.folder} has no {name}: {what}")
 
 
-def save_checkpoint(
-    folder: Path,
-    *,
-    config: RunConfig,
-    tokenizer_json: str,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    weights: str = "ema",
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a checkpoint: `tensors` maps file names (MODEL, RAW, OPTIMIZER) to their content."""
-    import torch
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint holds: `tensors` maps file names (MODEL, RAW, OPTIMIZER) to their content."""
 
+    config: RunConfig
+    tokenizer_json: str
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    weights: str = "ema"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_checkpoint(folder: Path, content: Content) -> None:
+    """Write a checkpoint of whole tensors."""
+    with atomic_folder(folder) as scratch:
+        for name, tensors in content.tensors.items():
+            on_host = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
+            _save_tensors(on_host, scratch / name)
+        seal(scratch, content, describe_files(scratch, _files_below(scratch)))
+
+
+def seal(scratch: Path, content: Content, described: Mapping[str, Any]) -> None:
+    """Write all but the tensors, whose files are `described` already."""
     from xdlm import __version__
 
-    with atomic_folder(folder) as scratch:
-        (scratch / CONFIG).write_text(dump_config(config), encoding="utf-8")
-        (scratch / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
-        for name, content in tensors.items():
-            contiguous = {key: value.detach().contiguous().cpu() for key, value in content.items()}
-            _save_tensors(contiguous, scratch / name)
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
-            for file in sorted(scratch.iterdir())
+    (scratch / CONFIG).write_text(dump_config(content.config), encoding="utf-8")
+    (scratch / TOKENIZER).write_text(content.tokenizer_json, encoding="utf-8")
+    texts = describe_files(scratch, [scratch / CONFIG, scratch / TOKENIZER])
+    meta = {
+        "format": FORMAT,
+        "step": content.step,
+        "weights": content.weights,
+        "xdlm": __version__,
+        "torch": torch.__version__,
+        **content.extra,
+        "files": {**texts, **described},
+    }
+    (scratch / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+def describe_files(folder: Path, files: Iterable[Path]) -> dict[str, Any]:
+    """Size and hash of files, by their place in a folder."""
+    return {
+        file.relative_to(folder).as_posix(): {
+            "bytes": file.stat().st_size,
+            "sha256": sha256_of(file),
         }
-        meta = {
-            "format": FORMAT,
-            "step": step,
-            "weights": weights,
-            "xdlm": __version__,
-            "torch": torch.__version__,
-            **(extra or {}),
-            "files": files,
-        }
-        (scratch / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        for file in files
+    }
+
+
+def shard_folder(checkpoint: Path, name: str) -> Path:
+    """Where the processes' parts of MODEL, RAW or OPTIMIZER lie."""
+    return checkpoint / Path(name).stem
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -140,6 +200,12 @@ def run_checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=lambda folder: int(folder.name.removeprefix("step-")))
 
 
+def clear_scratch(run: Path) -> None:
+    """Remove what a kill in the middle of writing left behind."""
+    for rest in (*run.glob(".step-*.partial"), *run.glob(".step-*.removed")):
+        shutil.rmtree(rest)
+
+
 def clear_run(run: Path) -> None:
     """Remove what an earlier run left in a folder: its checkpoints and its log, nothing else."""
     for folder in run_checkpoints(run):
@@ -149,22 +215,6 @@ def clear_run(run: Path) -> None:
 
 def checkpoint_folder(run: Path, step: int) -> Path:
     return run / f"step-{step:08d}"
-
-
-def load_weights(model: Any, tensors: Mapping[str, Tensor], where: Path) -> None:
-    """Strictly: the same names and shapes, or an error that says which differ."""
-    wanted = dict(model.named_parameters())
-    missing, surplus = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-    if missing or surplus:
-        what = f"lacks {missing[0]}" if missing else f"holds an unknown {surplus[0]}"
-        raise UserError(f"{where} does not fit its config.yaml: it {what}")
-    for name, parameter in wanted.items():
-        if parameter.shape != tensors[name].shape:
-            raise UserError(
-                f"{where} does not fit its config.yaml: {name} has shape "
-                f"{tuple(tensors[name].shape)}, the model {tuple(parameter.shape)}"
-            )
-        parameter.data.copy_(tensors[name])
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
@@ -191,3 +241,54 @@ def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         save_file(tensors, file)
     except SafetensorError as error:  # how the library reports a full disk
         raise OSError(str(error)) from error
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _layout_of_file(file: Path) -> dict[str, Tensor]:
+    layout = {}
+    with safe_open(file, "pt") as source:
+        for key in source.keys():  # noqa: SIM118 (it is no dictionary)
+            kind, shape = source.get_slice(key).get_dtype(), source.get_slice(key).get_shape()
+            if kind not in _DTYPES:
+                raise UserError(
+                    f"{file}: {key} is of type {kind}; weights are of {', '.join(_DTYPES)}"
+                )
+            layout[key] = torch.empty(shape, dtype=_DTYPES[kind], device="meta")
+    return layout
+
+
+def _read_whole(file: Path, targets: Mapping[str, Tensor]) -> None:
+    """One tensor at a time, so that a process that keeps a part of each never holds all of them."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    with safe_open(file, "pt") as source:
+        for key, target in targets.items():
+            whole = source.get_tensor(key)
+            if isinstance(target, DTensor):
+                whole = distribute_tensor(
+                    whole.to(target.device), target.device_mesh, target.placements,
+                    src_data_rank=None,
+                )  # fmt: skip
+            target.copy_(whole)
+
+
+def _layout_of_shards(folder: Path) -> dict[str, Tensor]:
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    known = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")  # type: ignore[union-attr]
+        for key, entry in known.items()
+    }
+
+
+def _read_shards(folder: Path, targets: Mapping[str, Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():  # that every process reads for itself, as we ask
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+        dcp.load(dict(targets), storage_reader=reader, no_dist=True)

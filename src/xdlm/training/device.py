@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 
 from xdlm.errors import UserError
 from xdlm.models import Denoiser
+
+#: Without one of the compiler's fusions: since torch 2.10 it gives wrong gradients to norms that are
+#: modulated as a DiT's are, garbage that soon turns into NaN (pytorch issue 193061).
+COMPILER_OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {
+    "triton.mix_order_reduction": False
+}
 
 
 def pick_device(name: str) -> torch.device:
@@ -38,12 +45,6 @@ def describe(device: torch.device) -> str:
 
 
 def compile_trunk(denoiser: Denoiser) -> None:
-    """Run the trunk through torch.compile from now on.
-
-    Without one of the compiler's fusions: since torch 2.10 it gives wrong gradients to norms that are
-    modulated as a DiT's are, garbage that soon turns into NaN (pytorch issue 193061).
-    """
+    """Run the trunk through torch.compile from now on."""
     denoiser.replayable = False
-    denoiser.trunk = torch.compile(  # type: ignore[method-assign]
-        denoiser.trunk, options={"triton.mix_order_reduction": False}
-    )
+    denoiser.trunk = torch.compile(denoiser.trunk, options=COMPILER_OPTIONS)  # type: ignore[method-assign]

@@ -32,15 +32,15 @@ class Ema:
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Run a block with the averages in place of the model's own weights."""
-        own = {name: p.detach().clone() for name, p in model.named_parameters()}
-        _copy_into(model, self.average)
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        own = {name: weight.clone() for name, weight in weights.items()}
+        _copy_into(weights, self.average)
         try:
             yield
         finally:
-            _copy_into(model, own)
+            _copy_into(weights, own)
 
 
-@torch.no_grad()
-def _copy_into(model: nn.Module, values: dict[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(values[name])
+def _copy_into(weights: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, weight in weights.items():
+        weight.copy_(values[name])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from xdlm.config import OptimConfig
+from xdlm.training.checkpoint import OPTIMIZER, Checkpoint
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -39,11 +42,23 @@ def optimizer_tensors(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[st
 
 
 def restore_optimizer(
-    optimizer: torch.optim.AdamW, model: nn.Module, tensors: dict[str, Tensor], step: int
+    optimizer: torch.optim.AdamW, model: nn.Module, checkpoint: Checkpoint
 ) -> None:
+    moments = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]
-        for moment in _MOMENTS:
-            state[moment] = tensors[f"{moment}.{name}"].to(parameter.device).clone()
         place = parameter.device if parameter.is_cuda else "cpu"
-        state["step"] = torch.tensor(float(step), device=place)
+        state["step"] = torch.tensor(float(checkpoint.step), device=place)
+        for moment in _MOMENTS:
+            state[moment] = moments[f"{moment}.{name}"] = torch.zeros_like(parameter).detach()
+    checkpoint.read_into(OPTIMIZER, moments)
+
+
+def clip_gradients(model: nn.Module, largest: float) -> Tensor:
+    """Scale the gradient down to a norm of `largest` if it has more; returns the norm that it had."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = get_total_norm(gradients)
+    if isinstance(norm, DTensor):  # of each process's part
+        norm = norm.full_tensor()
+    clip_grads_with_norm_(model.parameters(), largest, norm)
+    return norm

@@ -1,14 +1,14 @@
 """Several processes that train one model, as `torchrun` starts them.
 
-Each process holds the whole model and takes its share of every batch; gradients are added up in float32
-once per optimiser step, and every process then makes the same update. Noise and times depend on the
-samples' numbers alone, so how a batch is shared changes nothing but the order of a few additions.
+Each process takes its share of every batch; gradients are added up in float32 once per optimiser step.
+Noise and times depend on the samples' numbers alone, so how a batch is shared changes nothing but the
+order of a few additions. What a process holds of the model is decided in `engine`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ from torch import Tensor
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
 
-#: Numbers that are added up over the network at a time.
-_BUCKET = 1 << 24
 _NOTE, _NO_LAUNCH = ".launch", "none"
 
 
@@ -44,16 +42,23 @@ class World:
         each = n // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors, of one dtype, by their sums over all processes."""
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+
+    def deal(self, n: int) -> list[int]:
+        """Which of `n` pieces of work are this process's. All get equally many, since they may have to
+        meet at each: where that does not come out even, the last piece is done more than once."""
+        return [min(i + self.rank, n - 1) for i in range(0, n, self.size)]
+
+    def collect(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
+        """What all processes have found, by the number of the piece of work."""
         if self.size == 1:
-            return
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
-            parts = flat.split([tensor.numel() for tensor in bucket])
-            for tensor, part in zip(bucket, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+            return found
+        everyone: list[dict[int, Tensor]] = [{}] * self.size
+        dist.all_gather_object(everyone, found)
+        return {number: value for each in everyone for number, value in each.items()}
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
@@ -80,19 +85,6 @@ class World:
         """Until all processes are here."""
         if self.size > 1:
             dist.barrier()
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if bucket and size + tensor.numel() > _BUCKET:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.numel()
-    if bucket:
-        yield bucket
 
 
 def local_device() -> str | None:

@@ -7,18 +7,31 @@ added up in float32. Nothing inside the model decides about precision.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from xdlm.models import Denoiser
 
 
 class WorkingCopy:
-    """The model to run: the weights themselves in float32, or a copy in another dtype."""
+    """The model to run: the weights themselves in float32, or a copy in another dtype.
 
-    def __init__(self, master: Denoiser, dtype: torch.dtype) -> None:
+    A gradient of the copy is added to the float32 weight's as soon as the backward pass has it;
+    `on_gradient` is then told of that weight.
+    """
+
+    def __init__(
+        self,
+        master: Denoiser,
+        dtype: torch.dtype,
+        on_gradient: Callable[[nn.Parameter], None] = lambda _: None,
+    ) -> None:
         self._master = master
         self.model = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+        for own, run in zip(master.parameters(), self.model.parameters(), strict=True):
+            run.register_post_accumulate_grad_hook(_collector(own, on_gradient))
 
     @property
     def is_master(self) -> bool:
@@ -30,15 +43,17 @@ class WorkingCopy:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.model.parameters()), list(self._master.parameters()))
 
-    def collect(self) -> None:
-        """Add the copy's gradients to those of the float32 weights, and clear them."""
-        if self.is_master:
-            return
-        for own, copied in zip(self._master.parameters(), self.model.parameters(), strict=True):
-            if copied.grad is None:
-                continue
+
+def _collector(
+    own: nn.Parameter, on_gradient: Callable[[nn.Parameter], None]
+) -> Callable[[torch.Tensor], None]:
+    def collect(run: torch.Tensor) -> None:
+        if run is not own and run.grad is not None:
             if own.grad is None:
-                own.grad = copied.grad.to(own.dtype)
+                own.grad = run.grad.to(own.dtype)
             else:
-                own.grad += copied.grad
-            copied.grad = None
+                own.grad += run.grad
+            run.grad = None
+        on_gradient(own)
+
+    return collect

@@ -19,7 +19,7 @@ from rich.console import Console
 from xdlm.config import RunConfig
 from xdlm.data import Rows, ShuffledOrder
 from xdlm.errors import UserError
-from xdlm.files import check_writable, remove_folder
+from xdlm.files import check_writable
 from xdlm.models import build_denoiser
 from xdlm.objective import WEIGHTINGS
 from xdlm.ops.rows import fused_obstacle, resolve_impl
@@ -30,27 +30,30 @@ from xdlm.training.checkpoint import (
     OPTIMIZER,
     RAW,
     Checkpoint,
+    Content,
     checkpoint_folder,
+    clear_scratch,
     latest_checkpoint,
-    load_weights,
     open_checkpoint,
-    run_checkpoints,
-    save_checkpoint,
 )
-from xdlm.training.device import compile_trunk, describe, pick_device, pick_precision
+from xdlm.training.device import describe, pick_device, pick_precision
 from xdlm.training.ema import Ema
+from xdlm.training.engine import make_engine
 from xdlm.training.loss import DiffusionLoss
 from xdlm.training.optimizer import (
+    clip_gradients,
     learning_rate,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
 )
 from xdlm.training.parallel import World, local_device, note_launch
-from xdlm.training.precision import WorkingCopy
 from xdlm.training.runlog import RunLog, SilentLog
+from xdlm.training.saving import Saver
+from xdlm.training.sharding import own_part
 
-#: A validation takes the model and gives nats per token and their standard error.
+#: A validation takes the model and gives nats per token and their standard error. All processes do it
+#: together, and all get the same.
 Validate = Callable[["Trainer"], tuple[float, float]]
 
 
@@ -89,8 +92,8 @@ class Trainer:
         vocab = config.process.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
-        self.model = build_denoiser(config.model, vocab.size).to(self.device)
-        self.working = WorkingCopy(self.model, self.precision)
+        self.model = build_denoiser(config.model, vocab.size)
+        self.engine = make_engine(self.model, config.train, self.precision, self.device, self.world)
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.loss = DiffusionLoss(
@@ -104,9 +107,8 @@ class Trainer:
         # Saved with the state, so that a resumed run writes the same log.
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
+        self._saver = Saver(self.out, config.train.keep, self.world, sharded=self.engine.sharded)
         self._saved_at: int | None = None
-        if config.train.compile:
-            compile_trunk(self.working.model)
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class Trainer:
             )
         if self.world.is_main:
             check_writable(self.out)
+            clear_scratch(self.out)
             note_launch(self.out)
         self.world.check_agreement(
             step=self.step, data=self.data_hash, tokenizer=self.tokenizer.digest,
@@ -128,17 +131,23 @@ class Trainer:
         with (
             self._open_log() as log,
             _interruptible() as interrupted,
+            self._saver,
         ):
             log.say(
                 f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
                 f"{self.rows.length} tokens, {describe(self.device)}, "
                 f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
-                + (f", {self.world.size} processes" if self.world.size > 1 else "")
+                + (
+                    f", {self.world.size} processes ({config.parallel})"
+                    if self.world.size > 1
+                    else ""
+                )
             )
             mark, mark_step = time.perf_counter(), self.step
             while self.step < config.steps and not self.world.any(interrupted()):
                 rate, norm = self._one_step()
                 self.step += 1
+                self._saver.check()
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     loss, elbo = self._mean_since_log()
                     seconds = time.perf_counter() - mark
@@ -158,9 +167,11 @@ class Trainer:
                     mark, mark_step = time.perf_counter(), self.step
             if self._saved_at != self.step:
                 self.save()
+            self._saver.finish()
             finished = self.step == config.steps
             where = checkpoint_folder(self.out, self.step)
             log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
+        self.world.wait()
         return finished
 
     def _one_step(self) -> tuple[float, torch.Tensor]:
@@ -172,20 +183,18 @@ class Trainer:
         rate = learning_rate(config.optim, self.step, config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.working.refresh()
-        running = self.working.model.train()
+        self.engine.refresh()
+        running = self.engine.running.train()
         n_tokens = batch * self.rows.length
-        for part in self._micro_batches():
+        for part, last in self._micro_batches():
             sums = self.loss(
                 running, part, seed=config.train.seed, step=self.step, global_batch=batch
             )
-            (sums.loss / n_tokens).backward()
-            self.working.collect()
+            self.engine.backward(sums.loss / n_tokens, last=last)
             self._since_log[0] += sums.loss.detach() / n_tokens
             self._since_log[1] += sums.elbo / n_tokens
         self._since_log[2] += 1
-        self.world.add_up([p.grad for p in self.model.parameters() if p.grad is not None])
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.optim.clip)
+        norm = clip_gradients(self.model, config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.model, self.step + 1)
@@ -202,11 +211,12 @@ class Trainer:
 
     def _gather_log(self) -> None:
         """Bring what all processes have added up to the first one."""
-        self.world.add_up([self._since_log[:2]])
+        self.world.add_up(self._since_log[:2])
         if not self.world.is_main:
             self._since_log[:2] = 0
 
-    def _micro_batches(self) -> Iterator[Batch]:
+    def _micro_batches(self) -> Iterator[tuple[Batch, bool]]:
+        """This process's part of the step's batch, and whether it is the last of it."""
         batch, micro = self.config.train.batch, self.config.train.micro_batch
         first = self.step * batch + self._share.start
         picked = self.order.rows(self.step * batch, batch)[self._share]
@@ -216,7 +226,8 @@ class Trainer:
             if self.device.type == "cuda":  # or the copy would wait for all that the GPU has to do
                 tokens = tokens.pin_memory()
             index = torch.arange(first + start, first + start + len(part))
-            yield Batch(tokens.to(self.device, non_blocking=True), index)
+            batch_part = Batch(tokens.to(self.device, non_blocking=True), index)
+            yield batch_part, start + micro >= len(picked)
 
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where a GPU would have wanted them."""
@@ -235,13 +246,11 @@ class Trainer:
         return every > 0 and self.step % every == 0
 
     def _validate(self, log: RunLog | SilentLog) -> None:
-        """On the first process; the others meet it at their next sum."""
-        if not self.world.is_main:
-            return
         assert self.validate is not None
         self.model.eval()
         with self.ema.applied(self.model):
             nats, stderr = self.validate(self)
+        self.engine.release()
         if not math.isfinite(nats):
             raise UserError(f"the validation bound is {nats} at step {self.step}; lower optim.lr")
         ppl = math.exp(min(nats, 700.0))
@@ -251,38 +260,34 @@ class Trainer:
     # -- state -----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint, then drop the oldest beyond `train.keep`."""
+        """Begin to write a checkpoint, and then to drop the oldest beyond `train.keep`."""
         self._check_finite()
         self._gather_log()
-        if self.world.is_main:
-            self._write_checkpoint()
-        self._saved_at = self.step
-        self.world.wait()
-
-    def _write_checkpoint(self) -> None:
-        save_checkpoint(
-            checkpoint_folder(self.out, self.step),
-            config=self.config,
-            tokenizer_json=self.tokenizer.to_json(),
-            step=self.step,
-            tensors={
-                MODEL: self.ema.average,
-                RAW: dict(self.model.named_parameters()),
-                OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
-            },
-            extra={
-                "data_sha256": self.data_hash,
-                "tokens": self.step * self.config.train.batch * self.rows.length,
-                "since_log": self._since_log.tolist(),
-            },
+        self._saver.save(
+            Content(
+                config=self.config,
+                tokenizer_json=self.tokenizer.to_json(),
+                step=self.step,
+                tensors={
+                    MODEL: self.ema.average,
+                    RAW: dict(self.model.named_parameters()),
+                    OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
+                },
+                extra={
+                    "data_sha256": self.data_hash,
+                    "tokens": self.step * self.config.train.batch * self.rows.length,
+                    "since_log": self._since_log.tolist(),
+                },
+            )
         )
-        for old in run_checkpoints(self.out)[: -self.config.train.keep]:
-            remove_folder(old)
+        self._saved_at = self.step
 
     def _weight_sum(self) -> float:
-        return float(
-            torch.stack([p.detach().double().sum() for p in self.model.parameters()]).sum()
-        )
+        parts = [own_part(p.detach()).double().sum() for p in self.model.parameters()]
+        total = torch.stack(parts).sum()
+        if self.engine.sharded:
+            self.world.add_up(total)
+        return float(total)
 
     def _check_finite(self) -> None:
         """A run that has diverged must not push good checkpoints out."""
@@ -300,15 +305,10 @@ class Trainer:
             )
         if checkpoint.meta.get("data_sha256") != self.data_hash:
             raise UserError(f"cannot resume: {self.config.data.train} is not the text it was")
-        load_weights(self.model, checkpoint.tensors(RAW), checkpoint.folder / RAW)
-        averages = checkpoint.tensors(MODEL)
-        self.ema.average = {
-            name: averages[name].to(self.device) for name, _ in self.model.named_parameters()
-        }
+        checkpoint.read_into(RAW, dict(self.model.named_parameters()))
+        checkpoint.read_into(MODEL, self.ema.average)
         if checkpoint.step > 0:
-            restore_optimizer(
-                self.optimizer, self.model, checkpoint.tensors(OPTIMIZER), checkpoint.step
-            )
+            restore_optimizer(self.optimizer, self.model, checkpoint)
         self._since_log.copy_(torch.tensor(checkpoint.meta["since_log"], dtype=torch.float64))
         if not self.world.is_main:
             self._since_log[:2] = 0
@@ -337,8 +337,8 @@ def find_resume(out: Path, *, resume: bool, again: bool = False) -> Checkpoint |
 def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
     """What decides the course of a run must not change under it; where it ends and what it logs
     may."""
-    free = {"out", "steps", "device", "compile", "log_every", "eval_every", "eval_rows",
-            "save_every", "keep"}  # fmt: skip
+    free = {"out", "steps", "device", "parallel", "activation_checkpointing", "compile", "log_every",
+            "eval_every", "eval_rows", "save_every", "keep"}  # fmt: skip
     if now.optim.decay:  # the learning rate counts back from the end
         free -= {"steps"}
     before, after = dataclasses.asdict(saved), dataclasses.asdict(now)

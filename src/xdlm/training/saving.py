@@ -1,0 +1,122 @@
+"""Checkpoints written beside the training: the state is copied to host memory, a thread does the rest."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from xdlm.errors import UserError
+from xdlm.files import atomic_folder, remove_folder, scratch_of
+from xdlm.training.checkpoint import (
+    Content,
+    checkpoint_folder,
+    describe_files,
+    run_checkpoints,
+    save_checkpoint,
+    seal,
+    shard_folder,
+)
+from xdlm.training.parallel import World
+
+
+class Saver:
+    """Writes the checkpoints of a run, one at a time, and keeps the last few.
+
+    A checkpoint has its name only when it is whole; a kill before that leaves the ones before it. What
+    went wrong in the thread is raised by the next call of any method. Whole tensors are written by the
+    first process; where they are sharded every process writes its own part.
+    """
+
+    def __init__(self, out: Path, keep: int, world: World, *, sharded: bool) -> None:
+        self.out, self._keep, self._world = out, keep, world
+        # The thread talks to those of the other processes while the training does, so it needs a line
+        # of its own.
+        self._line = dist.new_group(backend="gloo") if sharded else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """What is being written is finished, whatever ended the run."""
+        self._thread.shutdown()
+        if error is None:
+            self.finish()
+
+    def save(self, content: Content) -> None:
+        """Begin to write a checkpoint, after the one before it is done."""
+        self.finish()
+        if self._line is None and not self._world.is_main:
+            return
+        tensors = {name: _copied(part) for name, part in content.tensors.items()}
+        self._pending = self._thread.submit(self._write, replace(content, tensors=tensors))
+
+    def check(self) -> None:
+        """Raise what has gone wrong so far."""
+        if self._pending is not None and self._pending.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until what was begun is on disk."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, content: Content) -> None:
+        folder = checkpoint_folder(self.out, content.step)
+        if self._line is None:
+            save_checkpoint(folder, content)
+        else:
+            _save_sharded(folder, content, self._world, self._line)
+        if self._world.is_main:
+            for old in run_checkpoints(self.out)[: -self._keep]:
+                remove_folder(old)
+
+
+def _copied(tensors: Any) -> dict[str, Tensor]:
+    return {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+
+
+def _save_sharded(folder: Path, content: Content, world: World, line: dist.ProcessGroup) -> None:
+    """Every process writes and hashes its part; the first one makes the folder and names it."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    folder = folder.absolute()
+    scratch = scratch_of(folder)
+    with atomic_folder(folder) if world.is_main else nullcontext():
+        dist.barrier(line)
+        for name, tensors in content.tensors.items():
+            writer = dcp.HuggingFaceStorageWriter(
+                str(shard_folder(scratch, name)), save_distributed=True
+            )
+            try:
+                dcp.save(dict(tensors), storage_writer=writer, process_group=line)
+            except CheckpointException as error:
+                raise UserError(f"cannot write {folder}: {_first_cause(error)}") from error
+        parts = [shard_folder(scratch, name) for name in content.tensors]
+        files = sorted(file for part in parts for file in part.iterdir())
+        own = describe_files(scratch, files[world.rank :: world.size])
+        described: list[dict[str, Any]] = [{}] * world.size
+        dist.all_gather_object(described, own, line)
+        if world.is_main:
+            merged = {file: entry for part in described for file, entry in part.items()}
+            seal(scratch, content, dict(sorted(merged.items())))
+
+
+def _first_cause(error: Any) -> str:
+    cause, _ = next(iter(error.failures.values()))
+    return str(getattr(cause, "strerror", None) or cause)

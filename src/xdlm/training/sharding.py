@@ -1,0 +1,52 @@
+"""Weights sharded over all processes (FSDP2), applied to a model from outside."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from xdlm.models import Denoiser
+from xdlm.training.blocks import blocks_of
+
+
+class ShardedDenoiser(FSDPModule, Denoiser):
+    """What a denoiser is once it has been sharded; nothing is ever built as one."""
+
+
+def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> ShardedDenoiser:
+    """Give every process a float32 part of each weight. A block is gathered in `precision` when it runs
+    and dropped after; gradients are added up, not averaged, in float32.
+
+    All that is not in a block, the head above all, belongs to the whole model, which runs as its `trunk`:
+    it is gathered there and stays until the backward pass is through, so that losses find the head's
+    weights as they do in any model, and their gradients come in the same way.
+    """
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    # Times and angles keep their own precision: modules cast nothing.
+    policy = MixedPrecisionPolicy(
+        param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for module in (*blocks_of(denoiser), denoiser):
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(denoiser, "trunk")
+    # What a block returns may be a view: a trap for those who change it in place, and nobody does.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    return denoiser.to(device)  # type: ignore[return-value]
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: all of it, if it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
