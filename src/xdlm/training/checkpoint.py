@@ -33,6 +33,7 @@ from xdlm.config import RunConfig, dump_config, parse_config
 from xdlm.errors import UserError
 from xdlm.files import atomic_folder, remove_folder, sha256_of
 from xdlm.tokens import TextTokenizer
+from xdlm.training.sharding import is_sharded, part_like
 
 FORMAT = 1
 _STEP = re.compile(r"step-\d{8,}")
@@ -262,17 +263,10 @@ def _layout_of_file(file: Path) -> dict[str, Tensor]:
 
 def _read_whole(file: Path, targets: Mapping[str, Tensor]) -> None:
     """One tensor at a time, so that a process that keeps a part of each never holds all of them."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     with safe_open(file, "pt") as source:
         for key, target in targets.items():
             whole = source.get_tensor(key)
-            if isinstance(target, DTensor):
-                whole = distribute_tensor(
-                    whole.to(target.device), target.device_mesh, target.placements,
-                    src_data_rank=None,
-                )  # fmt: skip
-            target.copy_(whole)
+            target.copy_(part_like(target, whole) if is_sharded(target) else whole)
 
 
 def _layout_of_shards(folder: Path) -> dict[str, Tensor]:

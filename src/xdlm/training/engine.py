@@ -40,6 +40,9 @@ class Engine(Protocol):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add a micro batch's gradients. The `last` one of a step leaves sums over all processes."""
 
+    def total(self, part: Tensor) -> Tensor:
+        """A sum over weights or gradients, from the sum over what this process holds of them."""
+
     def release(self) -> None:
         """After passes without gradients: give back what they gathered."""
 
@@ -89,6 +92,9 @@ class Replicated:
         if last and self._sum is not None:
             self._sum.finish()
 
+    def total(self, part: Tensor) -> Tensor:
+        return part
+
     def release(self) -> None:
         return None
 
@@ -116,6 +122,10 @@ class Sharded:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._model.set_requires_gradient_sync(last)
         loss.backward()
+
+    def total(self, part: Tensor) -> Tensor:
+        dist.all_reduce(part)
+        return part
 
     def release(self) -> None:
         self._model.reshard()

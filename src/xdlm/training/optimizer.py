@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from xdlm.config import OptimConfig
 from xdlm.training.checkpoint import OPTIMIZER, Checkpoint
+from xdlm.training.sharding import own_part
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -54,11 +55,16 @@ def restore_optimizer(
     checkpoint.read_into(OPTIMIZER, moments)
 
 
-def clip_gradients(model: nn.Module, largest: float) -> Tensor:
-    """Scale the gradient down to a norm of `largest` if it has more; returns the norm that it had."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = get_total_norm(gradients)
-    if isinstance(norm, DTensor):  # of each process's part
-        norm = norm.full_tensor()
-    clip_grads_with_norm_(model.parameters(), largest, norm)
+def clip_gradients(
+    model: nn.Module, largest: float, total: Callable[[Tensor], Tensor] = lambda part: part
+) -> Tensor:
+    """Scale the gradient down to a norm of `largest` if it has more; returns the norm that it had.
+
+    Where weights are sharded, `total` adds up what the processes found in their parts.
+    """
+    gradients = [own_part(p.grad) for p in model.parameters() if p.grad is not None]
+    norms = torch._foreach_norm(gradients, 2, torch.float64)
+    norm = total(torch.stack(list(norms)).square().sum()).sqrt()
+    factor = (largest / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, factor.float())
     return norm

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
 
 from xdlm.models import Denoiser
 from xdlm.training.blocks import blocks_of
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
-class ShardedDenoiser(FSDPModule, Denoiser):
-    """What a denoiser is once it has been sharded; nothing is ever built as one."""
+    class ShardedDenoiser(FSDPModule, Denoiser):
+        """What a denoiser is once it has been sharded."""
 
 
 def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> ShardedDenoiser:
@@ -32,6 +26,14 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
     it is gathered there and stays until the backward pass is through, so that losses find the head's
     weights as they do in any model, and their gradients come in the same way.
     """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # Times and angles keep their own precision: modules cast nothing.
     policy = MixedPrecisionPolicy(
@@ -47,6 +49,21 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
     return denoiser.to(device)  # type: ignore[return-value]
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; asked this way because importing them takes half a second."""
+    return hasattr(tensor, "to_local")
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor: all of it, if it is not sharded."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def part_like(sharded: Tensor, whole: Tensor) -> Tensor:
+    """A tensor that every process has, sharded as another one is, without any talk between them."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(sharded, DTensor)
+    return distribute_tensor(
+        whole.to(sharded.device), sharded.device_mesh, sharded.placements, src_data_rank=None
+    )

@@ -194,7 +194,7 @@ class Trainer:
             self._since_log[0] += sums.loss.detach() / n_tokens
             self._since_log[1] += sums.elbo / n_tokens
         self._since_log[2] += 1
-        norm = clip_gradients(self.model, config.optim.clip)
+        norm = clip_gradients(self.model, config.optim.clip, self.engine.total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.model, self.step + 1)
@@ -284,10 +284,7 @@ class Trainer:
 
     def _weight_sum(self) -> float:
         parts = [own_part(p.detach()).double().sum() for p in self.model.parameters()]
-        total = torch.stack(parts).sum()
-        if self.engine.sharded:
-            self.world.add_up(total)
-        return float(total)
+        return float(self.engine.total(torch.stack(parts).sum()))
 
     def _check_finite(self) -> None:
         """A run that has diverged must not push good checkpoints out."""
