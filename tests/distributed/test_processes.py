@@ -103,7 +103,7 @@ def recipe(folder: Path, process: ProcessConfig, name: str, **train: object) -> 
     config = RunConfig(
         process=process,
         model=DiTConfig(depth=2, width=32, heads=2, cond_width=8, dropout=0.0),
-        data=DataConfig(length=32, limit=2),
+        data=DataConfig(length=32, limit=2, val=str(folder / "val.txt")),
         loss=LossConfig(kept_rows=0.5),
         optim=OptimConfig(lr=1e-3, warmup=3),
         train=TrainConfig(**{**settings, **train}),  # type: ignore[arg-type]
@@ -195,7 +195,13 @@ def assert_same_run(one: Path, other: Path) -> None:
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """With all weights on both, gradients on their way before the last are there; and sharded, some with
     blocks that are computed twice. Three micro batches a step on one process, two on each of two."""
-    validating = {"eval_every": 4, "eval_rows": 70}
+    validating = {
+        "eval_every": 4,
+        "eval_rows": 100,
+    }  # batches that two cannot share evenly, and a tail
+    (tmp_path / "val.txt").write_text(
+        "The cat sat on the mat, and thought of something else. " * 150
+    )
     files = []
     for method, process in METHODS.items():
         run_here(recipe(tmp_path, process, f"{method}-one", **validating))

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,17 @@ from xdlm import UserError, load
 from xdlm.config import dump_config
 from xdlm.files import atomic_folder, write_atomic
 from xdlm.tokens import TextTokenizer
-from xdlm.training.checkpoint import clear_run, latest_checkpoint, open_checkpoint
+from xdlm.training import saving
+from xdlm.training.checkpoint import (
+    MODEL,
+    OPTIMIZER,
+    RAW,
+    Content,
+    clear_run,
+    latest_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 
 
 @pytest.fixture
@@ -227,6 +238,71 @@ def test_steps_may_change_unless_the_learning_rate_depends_on_them(tmp_path: Pat
     shorter.restore(open_checkpoint(latest_checkpoint(tmp_path / "0")))
     with pytest.raises(UserError, match="at step 4 already"):
         shorter.run()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch) -> None:
+    """What is written is the state at the time of the save, whatever has happened to it since."""
+    may_write = threading.Event()
+
+    def held_back(folder: Path, content: Content) -> None:
+        assert may_write.wait(60)
+        save_checkpoint(folder, content)
+
+    monkeypatch.setattr(saving, "save_checkpoint", held_back)
+    trainer = trainer_for(small_run(tmp_path))
+    for _ in range(2):
+        trainer._one_step()
+        trainer.step += 1
+    then = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    moments = {
+        name: trainer.optimizer.state[p]["exp_avg"].clone()
+        for name, p in trainer.model.named_parameters()
+    }
+    averages = {name: value.clone() for name, value in trainer.ema.average.items()}
+    trainer.save()
+    for _ in range(2):
+        trainer._one_step()
+        trainer.step += 1
+    assert latest_checkpoint(tmp_path) is None
+    assert not torch.equal(trainer.model.out.bias, then["out.bias"])
+    may_write.set()
+    assert trainer._saver.failure(wait=True) is None
+    checkpoint = open_checkpoint(latest_checkpoint(tmp_path))
+    assert checkpoint.step == 2
+    raw, model, optimizer = (checkpoint.tensors(file) for file in (RAW, MODEL, OPTIMIZER))
+    for name, value in then.items():
+        assert torch.equal(raw[name], value) and torch.equal(model[name], averages[name])
+        assert torch.equal(optimizer[f"exp_avg.{name}"], moments[name])
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch) -> None:
+    """At once, not at the next checkpoint: here after step 4."""
+
+    def no_room(folder: Path, content: Content) -> None:
+        raise UserError("no room")
+
+    monkeypatch.setattr(saving, "save_checkpoint", no_room)
+    trainer = trainer_for(small_run(tmp_path, steps=1000, save_every=2))
+    take_step = trainer._one_step
+
+    def after_the_write() -> object:
+        trainer._saver.failure(wait=True)
+        return take_step()
+
+    monkeypatch.setattr(trainer, "_one_step", after_the_write)
+    with pytest.raises(UserError, match="no room"):
+        trainer.run()
+    assert trainer.step in (2, 3)
+
+
+def test_what_a_kill_left_behind_is_cleared(tmp_path: Path) -> None:
+    for rest in (".step-00000007.partial", ".step-00000003.removed"):
+        (tmp_path / rest).mkdir()
+        (tmp_path / rest / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".mine.partial").mkdir()
+    trainer_for(small_run(tmp_path, steps=1)).run()
+    left = sorted(p.name for p in tmp_path.iterdir())
+    assert left == [".mine.partial", "log.jsonl", "step-00000001"]
 
 
 def test_a_diverged_run_saves_nothing(tmp_path: Path, monkeypatch) -> None:

@@ -28,7 +28,8 @@ from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.ema import Ema
 from xdlm.training.loss import DiffusionLoss, LossSums
-from xdlm.training.optimizer import learning_rate
+from xdlm.training.optimizer import clip_gradients, learning_rate
+from xdlm.training.parallel import World
 from xdlm.training.precision import WorkingCopy
 from xdlm.training.runlog import read_log
 from xdlm.training.trainer import Trainer, find_resume
@@ -109,6 +110,62 @@ def test_changed_settings_cannot_be_resumed(tmp_path: Path) -> None:
     other = small_run(tmp_path, steps=4, batch=8)
     with pytest.raises(UserError, match=r"train\.batch was 6 and is now 8"):
         trainer_for(other).restore(find_resume(tmp_path, resume=True))
+
+
+def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
+    trainer_for(small_run(tmp_path, steps=2)).run()
+    other = small_run(tmp_path, steps=4, parallel="fsdp", activation_checkpointing=True)
+    trainer = trainer_for(other)
+    trainer.restore(find_resume(tmp_path, resume=True))
+    assert trainer.run()
+
+
+def three_steps(config: RunConfig) -> tuple[list[torch.Tensor], int]:
+    """Norms, losses and all gradients of three steps, and how often a block was run."""
+    trainer, found, runs = trainer_for(config), [], []
+    for block in trainer.engine.running.blocks:
+        block.qkv.register_forward_hook(lambda *_: runs.append(1))
+    take_step = trainer.optimizer.step
+
+    def noted_step() -> None:
+        found.extend(p.grad.clone() for p in trainer.model.parameters())
+        take_step()
+
+    trainer.optimizer.step = noted_step
+    found += [trainer._one_step()[1] for _ in range(3)]
+    return [*found, torch.tensor(trainer._mean_since_log())], len(runs)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_blocks_computed_twice_give_the_same_gradients(tmp_path: Path, precision: str) -> None:
+    """Dropout included: the second time a block removes the same numbers."""
+    config = small_run(tmp_path, precision=precision)
+    assert config.model.dropout > 0
+    twice = small_run(tmp_path, precision=precision, activation_checkpointing=True)
+    (plain, runs), (again, more_runs) = three_steps(config), three_steps(twice)
+    assert more_runs == 2 * runs
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_clipping_is_torchs() -> None:
+    for largest in (0.1, 100.0):
+        ours, theirs = (torch.nn.Linear(3, 4) for _ in range(2))
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        norm = clip_gradients(ours, largest)
+        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), largest)
+        torch.testing.assert_close(norm.float(), expected)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(("n", "size"), [(5, 2), (8, 4), (1, 3), (0, 2)])
+def test_work_is_dealt_evenly_and_completely(n: int, size: int) -> None:
+    dealt = [World(rank, size).deal(n) for rank in range(size)]
+    assert len({len(part) for part in dealt}) == 1
+    assert {number for part in dealt for number in part} == set(range(n))
 
 
 def test_keeps_only_so_many_checkpoints(tmp_path: Path) -> None:

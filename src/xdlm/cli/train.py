@@ -28,9 +28,11 @@ examples:
   xdlm train recipes/cpu-tiny.yaml --data.train my-texts/ --train.steps 500 --train.out runs/mine
   xdlm train recipes/cpu-tiny.yaml --resume
   torchrun --nproc-per-node 8 --max-restarts 3 -m xdlm.cli.main train recipes/owt/xdlm-k0.1.yaml
+  torchrun --nproc-per-node 8 -m xdlm.cli.main train recipes/owt/xdlm-k0.1.yaml --train.parallel fsdp
 
 Under torchrun every process takes its share of each batch, and the result does not depend on their number
-but for rounding (and dropout). Started again after a process died, a run goes on by itself.
+but for rounding (and dropout). Started again after a process died, a run goes on by itself. A run may be
+resumed on another number of processes, and with or without fsdp.
 """
 #: Batches of validation rows go through the model so many at a time.
 _EVAL_BATCH = 32

@@ -62,11 +62,15 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so."""
+        return self.highest(int(flag)) > 0
+
+    def highest(self, number: int) -> int:
+        """The largest of all processes' numbers."""
         if self.size == 1:
-            return flag
-        vote = torch.tensor(int(flag))
+            return number
+        vote = torch.tensor(number)
         dist.all_reduce(vote, dist.ReduceOp.MAX)
-        return bool(vote)
+        return int(vote)
 
     def check_agreement(self, **what: object) -> None:
         """That all processes are about to do the same."""

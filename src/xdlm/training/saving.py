@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -29,9 +28,8 @@ from xdlm.training.parallel import World
 class Saver:
     """Writes the checkpoints of a run, one at a time, and keeps the last few.
 
-    A checkpoint has its name only when it is whole; a kill before that leaves the ones before it. What
-    went wrong in the thread is raised by the next call of any method. Whole tensors are written by the
-    first process; where they are sharded every process writes its own part.
+    A checkpoint has its name only when it is whole; a kill before that leaves the ones before it. Whole
+    tensors are written by the first process; where they are sharded every process writes its own part.
     """
 
     def __init__(self, out: Path, keep: int, world: World, *, sharded: bool) -> None:
@@ -45,35 +43,24 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """What is being written is finished, whatever ended the run."""
         self._thread.shutdown()
-        if error is None:
-            self.finish()
 
     def save(self, content: Content) -> None:
         """Begin to write a checkpoint, after the one before it is done."""
-        self.finish()
+        failure = self.failure(wait=True)
+        assert failure is None, "a checkpoint was not written, and nobody asked"
         if self._line is None and not self._world.is_main:
             return
         tensors = {name: _copied(part) for name, part in content.tensors.items()}
         self._pending = self._thread.submit(self._write, replace(content, tensors=tensors))
 
-    def check(self) -> None:
-        """Raise what has gone wrong so far."""
-        if self._pending is not None and self._pending.done():
-            self.finish()
-
-    def finish(self) -> None:
-        """Wait until what was begun is on disk."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+    def failure(self, *, wait: bool = False) -> BaseException | None:
+        """What went wrong with the checkpoint that was begun last: so far, or when it is done."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        return self._pending.exception()
 
     def _write(self, content: Content) -> None:
         folder = checkpoint_folder(self.out, content.step)

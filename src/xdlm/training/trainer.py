@@ -144,10 +144,9 @@ class Trainer:
                 )
             )
             mark, mark_step = time.perf_counter(), self.step
-            while self.step < config.steps and not self.world.any(interrupted()):
+            while self.step < config.steps and not self._vote(interrupted()):
                 rate, norm = self._one_step()
                 self.step += 1
-                self._saver.check()
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     loss, elbo = self._mean_since_log()
                     seconds = time.perf_counter() - mark
@@ -167,11 +166,10 @@ class Trainer:
                     mark, mark_step = time.perf_counter(), self.step
             if self._saved_at != self.step:
                 self.save()
-            self._saver.finish()
+            self._vote(wait=True)
             finished = self.step == config.steps
             where = checkpoint_folder(self.out, self.step)
             log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
-        self.world.wait()
         return finished
 
     def _one_step(self) -> tuple[float, torch.Tensor]:
@@ -242,6 +240,17 @@ class Trainer:
             self.out, total=self.config.train.steps, start=self.step, console=self.console
         )
 
+    def _vote(self, interrupted: bool = False, *, wait: bool = False) -> bool:
+        """Whether anybody was interrupted. A checkpoint that somebody could not write ends the run on all
+        processes; `wait` makes sure that none is still being written."""
+        failure = self._saver.failure(wait=wait)
+        worst = self.world.highest(2 if failure is not None else int(interrupted))
+        if failure is not None:
+            raise failure
+        if worst == 2:
+            raise UserError("another process could not write a checkpoint")
+        return worst == 1
+
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
 
@@ -262,6 +271,7 @@ class Trainer:
     def save(self) -> None:
         """Begin to write a checkpoint, and then to drop the oldest beyond `train.keep`."""
         self._check_finite()
+        self._vote(wait=True)
         self._gather_log()
         self._saver.save(
             Content(
