@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from xdlm import load
+from xdlm import UserError, load
 from xdlm.api import load_tokenizer
 from xdlm.cli.train import make_trainer
 from xdlm.config import (
@@ -232,6 +232,7 @@ def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
         kept = [folder.name for folder in run_checkpoints(two_then_one)]
         assert kept == ["step-00000004", "step-00000005"]
         assert (latest_checkpoint(two_then_one) / MODEL).is_file() == (way == "ddp")
+        assert_damage_is_found(two_then_one / "step-00000004")
         assert_exports(two_then_one, tmp_path / f"exported-{way}")
         run_here(recipe(tmp_path, process, two_then_one.name, **log), resume=True)
         run_here(recipe(tmp_path, process, f"1-{way}-2", **short))
@@ -242,6 +243,15 @@ def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
         assert [line[0] for line in changed] == [3, 5, 6, 8]  # the last of a run is logged too
         for line in (changed[0], changed[3]):
             assert line == pytest.approx(straight[line[0]], rel=1e-5)
+
+
+def assert_damage_is_found(checkpoint: Path) -> None:
+    file = next(checkpoint.rglob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{file.name} is damaged"):
+        load(checkpoint, device="cpu")
 
 
 def assert_exports(run: Path, to: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -45,7 +46,7 @@ class Saver:
 
     def __exit__(self, *_: object) -> None:
         """What is being written is finished, whatever ended the run."""
-        self._thread.shutdown()
+        self.failure(wait=True)
 
     def save(self, content: Content) -> None:
         """Begin to write a checkpoint, after the one before it is done."""
@@ -73,7 +74,7 @@ class Saver:
                 remove_folder(old)
 
 
-def _copied(tensors: Any) -> dict[str, Tensor]:
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
 
 

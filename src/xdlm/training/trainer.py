@@ -137,11 +137,7 @@ class Trainer:
                 f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
                 f"{self.rows.length} tokens, {describe(self.device)}, "
                 f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
-                + (
-                    f", {self.world.size} processes ({config.parallel})"
-                    if self.world.size > 1
-                    else ""
-                )
+                + (f", {self.world.size} x {config.parallel}" if self.world.size > 1 else "")
             )
             mark, mark_step = time.perf_counter(), self.step
             while self.step < config.steps and not self._vote(interrupted()):
