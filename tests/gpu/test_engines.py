@@ -58,7 +58,7 @@ def course(model: DiT, engine: Engine) -> list[tuple[float, float]]:
         total = 0.0
         for half in (0, 1):
             rows = slice(4 * half, 4 * half + 4)
-            batch = Batch(tokens[rows], torch.arange(8, device=CUDA)[rows])
+            batch = Batch(tokens[rows], torch.arange(8)[rows])
             sums = loss(engine.running.train(), batch, seed=0, step=step, global_batch=8)
             engine.backward(sums.loss / tokens.numel(), last=half == 1)
             total += float(sums.loss) / tokens.numel()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xdlm.models import Denoiser
 from xdlm.training.blocks import blocks_of
@@ -34,11 +35,14 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
         register_fsdp_forward_method,
     )
 
+    denoiser.to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # Times and angles keep their own precision: modules cast nothing.
     policy = MixedPrecisionPolicy(
         param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    for block in blocks_of(denoiser):
+        block.forward = _keeping_its_weights(block.forward)
     for module in (*blocks_of(denoiser), denoiser):
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
@@ -46,7 +50,18 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
     register_fsdp_forward_method(denoiser, "trunk")
     # What a block returns may be a view: a trap for those who change it in place, and nobody does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    return denoiser.to(device)  # type: ignore[return-value]
+    return denoiser  # type: ignore[return-value]
+
+
+def _keeping_its_weights(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A block may hand a weight on, for a kernel of the next one to use: by then it is gone, so a copy
+    goes in its place."""
+    from torch.utils._pytree import tree_map_only
+
+    def run(*args: Any) -> Any:
+        return tree_map_only(nn.Parameter, torch.clone, forward(*args))
+
+    return run
 
 
 def is_sharded(tensor: Tensor) -> bool:
