@@ -39,7 +39,8 @@ class Shard:
 @dataclass(frozen=True)
 class Manifest:
     """What a folder of shards holds and how it came to be; equal inputs give equal manifests. `source` is
-    the name that the text was given by, and says nothing about what it is."""
+    the name that the text was given by, and `hub` the repository and commit that its files were fetched
+    from, if they were; neither says what the text is, `files` does."""
 
     format: int
     source: str
@@ -57,6 +58,7 @@ class Manifest:
     documents: int
     characters: int
     shards: list[Shard]
+    hub: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"

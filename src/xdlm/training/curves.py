@@ -25,7 +25,7 @@ class Curves(Protocol):
 
 
 def check_curves(config: TrainConfig) -> None:
-    """Fail before anything is read, not after it, if something that is asked for is not installed."""
+    """Fail before anything is read, not after it, if something that is asked for cannot be had."""
     if config.tensorboard:
         _summary_writer()
     if config.wandb is not None:
@@ -68,7 +68,6 @@ class WandbCurves:
         wandb, file = _wandb(), folder / WANDB_ID
         if start == 0 or not file.is_file():
             write_atomic(file, secrets.token_hex(4))
-        _check_login(wandb)
         try:
             self._run = wandb.init(
                 project=config.train.wandb, dir=str(folder), config=dataclasses.asdict(config),
@@ -98,18 +97,14 @@ def _summary_writer() -> Any:
 
 
 def _wandb() -> Any:
+    """The package, ready to use. A run must not stop at a question: whoever is not logged in is told."""
     try:
         import wandb
     except ImportError as error:
         raise UserError("train.wandb needs the package wandb; install xdlm[wandb]") from error
-    return wandb
-
-
-def _check_login(wandb: Any) -> None:
-    """A run must not stop at a question: whoever is not logged in is told so."""
-    if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
-        return
-    if not wandb.login(prompt=False, verify=False):
+    offline = wandb.setup().settings.mode in ("offline", "dryrun", "disabled")
+    if not offline and not wandb.login(prompt=False, verify=False):
         raise UserError(
             "not logged in to Weights & Biases; run `wandb login`, or set WANDB_MODE=offline"
         )
+    return wandb
