@@ -108,7 +108,7 @@ def test_sentences_are_packed_and_wrapped(monkeypatch, data_root: Path) -> None:
     monkeypatch.setenv("XDLM_DATA", str(data_root))
     rows, tokenizer = rows_of("lm1b", 32, True), load_tokenizer("pocket")
     sentences = list(read_documents("lm1b:train"))
-    assert len(sentences) > 1900 and not any(" ," in sentence for sentence in sentences)
+    assert len(sentences) > 1900 and not any(" , " in s for s in sentences)
     inner = rows.take(range(50))[:, 1:-1].flatten()
     stream = [i for s in sentences[:200] for i in [*tokenizer.encode(s), tokenizer.eos_id]]
     assert inner.tolist() == stream[: len(inner)]

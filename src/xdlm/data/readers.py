@@ -139,4 +139,5 @@ def _parquet(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
                         number += 1
                         yield number, record
     except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is damaged or not parquet: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged or not parquet: {reason}") from error

@@ -80,7 +80,19 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{file} is damaged: {error}") from error
     if manifest.format != FORMAT:
         raise UserError(f"{file} has format {manifest.format}; this version reads {FORMAT}")
+    if not _is_consistent(manifest):
+        raise UserError(
+            f"{file} is damaged: its counts do not agree; delete the folder and prepare it again"
+        )
     return manifest
+
+
+def _is_consistent(manifest: Manifest) -> bool:
+    if manifest.dtype not in ("uint16", "uint32"):
+        return False
+    size = np.dtype(manifest.dtype).itemsize
+    sizes_fit = all(shard.bytes == size * shard.tokens for shard in manifest.shards)
+    return sizes_fit and manifest.tokens == sum(shard.tokens for shard in manifest.shards)
 
 
 class ShardedTokens:
