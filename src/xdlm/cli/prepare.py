@@ -67,10 +67,12 @@ def run(arguments: list[str]) -> None:
             rules=Rules(options.bos, options.eos, options.limit),
             workers=options.workers, on_progress=show,
         )  # fmt: skip
+    was_there = rate.tokens == 0
+    rate.note(manifest.tokens)  # with the time that writing the last shard took
     print(
         f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, "
         f"{manifest.characters:,} characters in {len(manifest.shards)} shards -> {options.out}"
-        + (f" ({rate})" if rate.tokens else " (was there)")
+        f" ({'was there' if was_there else rate})"
     )
 
 
