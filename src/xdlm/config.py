@@ -202,6 +202,10 @@ class TrainConfig:
     """Steps between checkpoints; 0 for one at the end only."""
     keep: int = 2
     """Checkpoints to keep."""
+    tensorboard: bool = False
+    """Draw the log's curves in TensorBoard too, in the folder tensorboard beside the checkpoints."""
+    wandb: str | None = None
+    """Draw them in Weights & Biases, in the project of this name (offline with WANDB_MODE=offline)."""
 
     def __post_init__(self) -> None:
         positive = ("steps", "batch", "micro_batch", "log_every", "eval_rows", "keep")

@@ -37,7 +37,8 @@ ALLOWED["cli"] = {*ALLOWED, "__init__"}
 FORBIDDEN_IN_MATH = {"transformers", "tokenizers", "yaml", "tyro", "rich", "torch.distributed"}
 #: Optional packages: imported inside functions only.
 LAZY = {"transformers", "triton", "lm_eval", "torch_fidelity", "wandb", "fastapi", "matplotlib",
-        "tokenizers", "tyro", "tensorboard", "datasets", "pyarrow", "peft", "PIL"}  # fmt: skip
+        "tokenizers", "tyro", "tensorboard", "datasets", "pyarrow", "peft", "PIL",
+        "huggingface_hub"}  # fmt: skip
 
 
 def part_of(file: Path) -> str:

@@ -13,11 +13,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from xdlm.api import load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.cli.record import commit
+from xdlm.cli.train import make_trainer
+from xdlm.config import load_config
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
+from xdlm.evaluation.waiting import measure_loader
 from xdlm.files import check_writable, write_atomic
 from xdlm.models import PRESETS
 from xdlm.training.device import describe, pick_device, pick_precision
@@ -31,6 +35,10 @@ examples:
   xdlm bench --methods xdlm --tasks train --no-plain
   xdlm bench --csv benchmarks/results.csv --plot bench.png
   xdlm bench --scan vocab --methods xdlm --tasks train
+  xdlm bench --loader recipes/cpu-tiny.yaml
+
+--loader measures something else: whether reading the data of a recipe holds its training back. It prints
+the time of a step with the loader and with a batch held in memory, and their ratio.
 """
 #: What --scan goes through: from the setting down to a few per cent of it, and beyond for the vocabulary.
 _SCANS = {
@@ -81,10 +89,15 @@ class Options:
     """Draw the table as a picture."""
     scan: str | None = None
     """Go through sizes of one thing, all else being as set: vocab, length or batch."""
+    loader: str | None = None
+    """A recipe: measure what reading its data costs a step instead; --repeats steps in each of 5 rounds."""
 
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm bench", description=_DESCRIPTION)
+    if options.loader is not None:
+        _bench_loader(options.loader, options)
+        return
     check_names(options.methods, options.tasks)
     setting = _setting(options)
     _check_targets(options)
@@ -103,6 +116,22 @@ def run(arguments: list[str]) -> None:
             field = _SCANS[options.scan][0]
             points = [(getattr(each, field), cell) for each, cells in measured for cell in cells]
             plot_scan(points, Path(options.plot), title=title, axis=options.scan)
+
+
+def _bench_loader(recipe: str, options: Options) -> None:
+    config = load_config(recipe)
+    config = replace(config, train=replace(config.train, device=options.device, eval_every=0))
+    trainer = make_trainer(config, load_tokenizer(config.data.tokenizer))
+    steps = options.repeats if options.repeats is not None else 20
+    if steps < 1:
+        raise UserError(f"repeats must be at least 1, got {steps}")
+    with console().status(f"training steps of {recipe}"):
+        cost = measure_loader(trainer, steps=steps)
+    print(
+        f"{describe(trainer.device)}: a step takes {cost.with_loader * 1e3:.2f} ms with the loader, "
+        f"{cost.held * 1e3:.2f} ms with a batch held in memory: ratio {cost.ratio:.3f}; "
+        f"{cost.data_wait:.2%} of the time is waiting for data"
+    )
 
 
 def _check_targets(options: Options) -> None:

@@ -18,12 +18,13 @@ it stopped when it is started again.
 
 A source is corpus:train, a corpus of the papers (ptb:test, wikitext2:test, lm1b:test, lambada:test,
 ag_news:test, arxiv:test, pubmed:test, openwebtext:train, ...), a file, or a folder of files (.txt,
-.jsonl, .json, .csv, .parquet; plain, .gz or .xz). The papers' corpora are looked for under --root; text
-from the hub must be saved there first.
+.jsonl, .json, .csv, .parquet; plain, .gz or .xz). The papers' corpora are looked for under --root, and
+fetched into it from the hub, as files of one commit, where they are not there and there is network.
 
 examples:
   xdlm prepare --data my-texts/ --tokenizer pocket --out prepared/mine
   xdlm prepare --data openwebtext:train --root /data --tokenizer /data/gpt2 --out prepared/owt --workers 4
+  xdlm prepare --data fineweb-edu:train --root /data --tokenizer /data/gpt2 --out prepared/fineweb-edu
   xdlm train recipes/cpu-tiny.yaml --data.train prepared/mine
 """
 
@@ -52,23 +53,41 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm prepare", description=_DESCRIPTION)
     source = open_source(options.data, options.root)
     tokenizer = load_tokenizer(options.tokenizer)
-    began, screen = time.perf_counter(), console()
+    rate, screen = _Rate(), console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task(f"tokenising {source.name}", total=None)
 
         def show(documents: int, tokens: int) -> None:
-            rate = tokens / max(time.perf_counter() - began, 1e-9)
-            bar.update(
-                task, description=f"{documents:,} documents, {tokens:,} tokens, {rate:,.0f}/s"
-            )
+            rate.note(tokens)
+            bar.update(task, description=f"{documents:,} documents, {tokens:,} tokens, {rate}")
 
         manifest = prepare(
             source, tokenizer, options.out,
             rules=Rules(options.bos, options.eos, options.limit),
             workers=options.workers, on_progress=show,
         )  # fmt: skip
+    was_there = rate.tokens == 0
+    rate.note(manifest.tokens)  # with the time that writing the last shard took
     print(
         f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, "
         f"{manifest.characters:,} characters in {len(manifest.shards)} shards -> {options.out}"
+        f" ({'was there' if was_there else rate})"
     )
+
+
+class _Rate:
+    """Tokens per second since the first count, which may hold those of an earlier run."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+        self.tokens, self._seconds = 0, 0.0
+
+    def note(self, tokens: int) -> None:
+        if self._first is None:
+            self._first = tokens, time.perf_counter()
+        self.tokens = tokens - self._first[0]
+        self._seconds = time.perf_counter() - self._first[1]
+
+    def __str__(self) -> str:
+        return f"{self.tokens / max(self._seconds, 1e-9):,.0f} tokens/s"

@@ -15,6 +15,7 @@ from xdlm.data import Rows, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
 from xdlm.tokens import TextTokenizer
+from xdlm.training.curves import check_curves
 from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.trainer import Trainer, find_resume
 
@@ -22,6 +23,10 @@ _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overr
 
 Checkpoints, the resolved configuration and log.jsonl go to --train.out. Ctrl-C saves and stops;
 --resume goes on from the newest checkpoint, bit for bit.
+
+A line of the log holds the loss, the bound (elbo), the gradient's norm, the learning rate, tokens/s, the
+share of the time spent waiting for data (data_wait), peak memory and, on a GPU that is known, the model's
+share of its peak (mfu). --train.tensorboard and --train.wandb PROJECT draw them too.
 
 examples:
   xdlm train recipes/cpu-tiny.yaml
@@ -55,6 +60,7 @@ def run(arguments: list[str]) -> None:
     if recipe is None:
         raise UserError("which recipe? for example: xdlm train recipes/cpu-tiny.yaml")
     config = RunConfig(**{name: getattr(options, name) for name in sections})
+    check_curves(config.train)
     with join_world() as world:
         out = Path(config.train.out)
         again = world.any(world.is_main and started_again(out))

@@ -1,5 +1,6 @@
 """Text: where it is, how it reads, how it is cut, and the order of training."""
 
+from xdlm.data.ahead import Ahead
 from xdlm.data.documents import EMBEDDED, Source, open_source, read_documents
 from xdlm.data.loading import load_rows
 from xdlm.data.order import ShuffledOrder
@@ -12,6 +13,7 @@ __all__ = [
     "EMBEDDED",
     "SPECS",
     "ZERO_SHOT",
+    "Ahead",
     "Manifest",
     "Rows",
     "Rules",

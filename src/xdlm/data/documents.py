@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 
 from xdlm.data.detokenizers import DETOKENIZERS
-from xdlm.data.readers import FORMATS, Reader, split_name, text_of
-from xdlm.data.specs import SPECS, DatasetSpec, Split
+from xdlm.data.hub import fetch, fetched_folder, hub_files, hub_revision
+from xdlm.data.readers import FORMATS, Reader, split_name
+from xdlm.data.specs import SPECS, Split
 from xdlm.errors import UserError, did_you_mean
 
 #: Names of the form `corpus:part` stand for the text that ships with the package.
@@ -27,31 +29,30 @@ ROOT_VARIABLE, DEFAULT_ROOT = "XDLM_DATA", "data"
 
 @dataclass(frozen=True)
 class Source:
-    """Text that has been found: in `files`, or on the hub if there are none."""
+    """Text that has been found. `hub` says where files that were fetched came from."""
 
     name: str
     files: tuple[Path, ...]
     reader: Reader = field(default_factory=Reader)
     detokenizer: str = "none"
     split: Split = field(default_factory=lambda: Split(()))
-    spec: DatasetSpec | None = None
+    hub: str | None = None
 
     def documents(self) -> Iterator[str]:
         """The documents in a fixed order. Empty ones are skipped."""
         detokenize, found = DETOKENIZERS[self.detokenizer], False
-        for text in _part(self._all(), self.split):
+        everything = chain.from_iterable(map(self.reader.documents, self.files))
+        for text in _part(everything, self.split):
             if text.strip():
                 found = True
                 yield detokenize(text)
         if not found:
             raise UserError(f"{self.name} holds no text")
 
-    def _all(self) -> Iterator[str]:
-        if not self.files:
-            assert self.spec is not None
-            yield from _hub_documents(self.name, self.spec, self.split)
-        for file in self.files:
-            yield from self.reader.documents(file)
+    @property
+    def bytes(self) -> int:
+        """Of all files, as they are stored."""
+        return sum(file.stat().st_size for file in self.files)
 
 
 def read_documents(source: str) -> Iterator[str]:
@@ -90,28 +91,35 @@ def _open_known(source: str, name: str, part: str, root: Path) -> Source:
     split = spec.splits[part]
     reader = Reader(spec.unit, spec.fields, spec.columns)
     for pattern in split.files:
-        files = sorted(p for p in root.glob(pattern) if p.is_file())
+        files = sorted(p for p in root.glob(pattern) if p.is_file() and p.name[0] != ".")
         if len(files) > 1 and split.single:
             raise UserError(
                 f"{source}: both {files[0].name} and {files[1].name} under {files[0].parent} match; "
                 "keep one of them"
             )
         if files:
-            return Source(source, tuple(files), reader, spec.detokenizer, split, spec)
-    if spec.hub is None or split.hub is None:
-        raise UserError(_not_there(source, split, root))
-    return Source(source, (), reader, spec.detokenizer, split, spec)
+            return Source(source, tuple(files), reader, spec.detokenizer, split)
+    absent = (
+        f"{source} is not there: no file {' or '.join(split.files)} under {root} "
+        f"(set {ROOT_VARIABLE} to the folder that holds it)"
+    )
+    if spec.hub is None:
+        raise UserError(absent)
+    folder = root / name
+    fetched = fetched_folder(folder)
+    if not fetched.is_dir():
+        if copied := hub_files(folder, split):
+            return Source(source, tuple(copied), reader, spec.detokenizer, split)
+        fetch(spec, folder, absent)
+    revision = hub_revision(fetched)
+    found = hub_files(fetched, split)
+    if not found:
+        raise UserError(f"{absent}, and {revision} holds no file {split.hub}")
+    return Source(source, tuple(found), reader, spec.detokenizer, split, revision)
 
 
 def _default_root() -> str:
     return os.environ.get(ROOT_VARIABLE, DEFAULT_ROOT)
-
-
-def _not_there(source: str, split: Split, root: Path | str) -> str:
-    return (
-        f"{source} is not there: no file {' or '.join(split.files)} under {root} "
-        f"(set {ROOT_VARIABLE} to the folder that holds it)"
-    )
 
 
 def _part(documents: Iterable[str], split: Split) -> Iterator[str]:
@@ -129,23 +137,3 @@ def _part(documents: Iterable[str], split: Split) -> Iterator[str]:
                 yield held.popleft()
     else:
         yield from documents
-
-
-def _hub_documents(source: str, spec: DatasetSpec, split: Split) -> Iterator[str]:
-    absent = _not_there(source, split, _default_root())
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"{absent}; to fetch it from the hub install xdlm[text]") from error
-    try:
-        records = datasets.load_dataset(spec.hub, spec.hub_config, split=split.hub, streaming=True)
-        for record in records:
-            text = text_of(record, spec.fields)
-            if text is None:
-                raise UserError(f"{spec.hub}: no text under {' or '.join(spec.fields)}")
-            yield text
-    except UserError:
-        raise
-    except Exception as error:  # the library raises whatever its network layers do
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{absent}, and {spec.hub} cannot be fetched: {reason}") from error

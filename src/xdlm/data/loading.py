@@ -6,11 +6,14 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from xdlm.data.documents import read_documents
+from xdlm.data.documents import open_source
 from xdlm.data.packing import Rows, pack
 from xdlm.data.shards import JOURNAL, MANIFEST, ShardedTokens, is_prepared
 from xdlm.errors import UserError
 from xdlm.tokens import TextTokenizer
+
+#: Bytes of files, as they are stored, up to which text is tokenised when it is loaded.
+IN_MEMORY = 1 << 30
 
 
 def load_rows(
@@ -28,8 +31,14 @@ def load_rows(
     if (Path(source) / JOURNAL).is_file():
         raise UserError(f"{source} is unfinished; run `xdlm prepare` again to complete it")
     if not is_prepared(source):
+        found = open_source(source)
+        if limit is None and found.bytes > IN_MEMORY:
+            raise UserError(
+                f"{source} holds {found.bytes / 1e9:.1f} GB, too much to tokenise in memory at every "
+                f"start; run `xdlm prepare --data {source} --out FOLDER` once and give its folder"
+            )
         return pack(
-            islice(read_documents(source), limit), tokenizer, length, bos=bos, eos=eos, frame=frame,
+            islice(found.documents(), limit), tokenizer, length, bos=bos, eos=eos, frame=frame,
             on_document=None if on_progress is None else lambda n: on_progress(n, n + 1),
         )  # fmt: skip
     stream = ShardedTokens(source, on_check=on_progress)

@@ -71,7 +71,8 @@ def prepare(
     workers: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
-    """Tokenise a source into a folder; `on_progress` is told documents and tokens so far.
+    """Tokenise a source into a folder; `on_progress` is told documents and tokens so far, first of all
+    those that an earlier run has left.
 
     A folder that holds the finished result of the same inputs is left as it is; one that holds part of
     it is completed; one that holds anything else is an error.
@@ -95,6 +96,8 @@ def prepare(
     for _ in range(sum(shard.documents for shard in shards)):  # read again, not tokenised again
         next(documents)
     groups = _groups(documents)
+    if on_progress is not None:
+        on_progress(sum(s.documents for s in shards), sum(s.tokens for s in shards))
     with _tokenise(groups, tokenizer, rules, workers) as tokenised:
         while batch := list(_progressing(islice(tokenised, SHARD_GROUPS), shards, on_progress)):
             if not shards:  # first of all, so that a folder without one was never ours
@@ -103,7 +106,7 @@ def prepare(
             shards.append(_write_shard(out, len(shards), batch))
             _write_journal(out, inputs, shards)
     manifest = Manifest(
-        source=source.name, **inputs,
+        source=source.name, hub=source.hub, **inputs,
         tokens=sum(shard.tokens for shard in shards),
         documents=sum(shard.documents for shard in shards),
         characters=sum(shard.characters for shard in shards),
@@ -116,11 +119,6 @@ def prepare(
 
 def _inputs(source: Source, tokenizer: TextTokenizer, rules: Rules) -> dict[str, Any]:
     """All that decides the result, as the manifest holds it."""
-    if not source.files:
-        raise UserError(
-            f"{source.name} is not among the local files, and text from the hub has no hash that "
-            "would tell whether it changed; save it as .jsonl first"
-        )
     files = [
         {"name": file.name, "bytes": file.stat().st_size, "sha256": sha256_of(file)}
         for file in source.files

@@ -19,6 +19,8 @@ _OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.ope
 #: Formats that say what they are; anything else is plain text where a corpus says so.
 STRUCTURED = (".jsonl", ".json", ".csv", ".parquet")
 FORMATS = (".txt", *STRUCTURED)
+#: Records of a parquet file that are Python objects at a time.
+_ROWS = 1024
 _LINES: dict[Unit, Callable[[str], str]] = {
     "line": lambda line: line.rstrip("\n"),
     "stripped line": str.strip,
@@ -39,7 +41,7 @@ class Reader:
         kind, packed = split_name(path)
         try:
             if kind == ".parquet":
-                yield from self._of_records(path, _parquet(path))
+                yield from self._of_records(path, _parquet(path, self.fields))
                 return
             newline = "" if kind == ".csv" else None
             with _OPENERS[packed](path, "rt", encoding="utf-8-sig", newline=newline) as stream:
@@ -118,17 +120,24 @@ def _json(path: Path, stream: IO[str]) -> list[Any]:
     return records
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+def _parquet(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
+    """Records with the columns that may hold the text, one group of rows at a time: memory holds one
+    group's text, however large the file."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise UserError(f"{path}: parquet files need pyarrow; install xdlm[text]") from error
+        raise UserError(f"{path}: parquet files need pyarrow; install xdlm[hub]") from error
+    wanted = {part for name in fields for part in name.split("+")}
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for record in batch.to_pylist():
-                number += 1
-                yield number, record
+        with parquet.ParquetFile(path) as file:
+            columns = [name for name in file.schema_arrow.names if name in wanted]
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns):
+                    for record in batch.to_pylist():
+                        number += 1
+                        yield number, record
     except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is damaged or not parquet: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged or not parquet: {reason}") from error

@@ -39,7 +39,8 @@ class Shard:
 @dataclass(frozen=True)
 class Manifest:
     """What a folder of shards holds and how it came to be; equal inputs give equal manifests. `source` is
-    the name that the text was given by, and says nothing about what it is."""
+    the name that the text was given by, and `hub` the repository and commit that its files were fetched
+    from, if they were; neither says what the text is, `files` does."""
 
     format: int
     source: str
@@ -57,6 +58,7 @@ class Manifest:
     documents: int
     characters: int
     shards: list[Shard]
+    hub: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -78,7 +80,19 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{file} is damaged: {error}") from error
     if manifest.format != FORMAT:
         raise UserError(f"{file} has format {manifest.format}; this version reads {FORMAT}")
+    if not _is_consistent(manifest):
+        raise UserError(
+            f"{file} is damaged: its counts do not agree; delete the folder and prepare it again"
+        )
     return manifest
+
+
+def _is_consistent(manifest: Manifest) -> bool:
+    if manifest.dtype not in ("uint16", "uint32"):
+        return False
+    size = np.dtype(manifest.dtype).itemsize
+    sizes_fit = all(shard.bytes == size * shard.tokens for shard in manifest.shards)
+    return sizes_fit and manifest.tokens == sum(shard.tokens for shard in manifest.shards)
 
 
 class ShardedTokens:

@@ -1,7 +1,7 @@
 """The corpora of the papers: where their text lies, how it is cut into documents, how it reads.
 
 `name:split` names one. Its files are looked for under a folder of local data; where they are not there and
-the `datasets` package can reach its hub, the text comes from there. A new corpus is one entry here.
+the hub can be reached, its files are fetched into that folder first. A new corpus is one entry here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ Unit = Literal["file", "line", "stripped line", "whole line"]
 @dataclass(frozen=True)
 class Split:
     """A part of a corpus. `files` are patterns under the data folder, of which the first that matches
-    anything counts, and `single` says that it must match one file; `hub` is the split's name there.
-    `but_last` and `last` count documents, `characters` cuts the text of a single file."""
+    anything counts, and `single` says that it must match one file; `hub` is a pattern of its files on the
+    hub, where `*` also stands for folders. `but_last` and `last` count documents, `characters` cuts the
+    text of a single file."""
 
     files: tuple[str, ...]
     hub: str | None = None
@@ -30,12 +31,14 @@ class Split:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """A corpus. `fields` are the names under which structured files and the hub may hold its text, the
-    first that is there; `a+b` means both, with a space between them."""
+    """A corpus. `fields` are the names under which structured files may hold its text, the first that is
+    there; `a+b` means both, with a space between them. `hub` is its repository, at `hub_revision`: a
+    commit that is known to hold these files, or else a branch, by default the main one; which commit that
+    was when it was fetched is kept with the files."""
 
     splits: dict[str, Split]
     hub: str | None = None
-    hub_config: str | None = None
+    hub_revision: str | None = None
     fields: tuple[str, ...] = ("text",)
     unit: Unit = "file"
     detokenizer: str = "none"
@@ -43,36 +46,51 @@ class DatasetSpec:
     columns: tuple[str, ...] = ()
 
 
-def _three(folder: str, stem: str) -> dict[str, Split]:
-    """Train, validation and test files whose names say which they are."""
+#: The branch of a repository on which the hub keeps its own conversion to parquet.
+_CONVERTED = "refs/convert/parquet"
+_WIKITEXT = "b08601e04326c79dfdd32d625aee71d232d685c3"
+
+
+def _three(folder: str, stem: str, hub: str) -> dict[str, Split]:
+    """Train, validation and test files whose names say which they are; `hub` is their folder there."""
     return {
-        "train": Split((f"{folder}/{stem}train*",), "train", single=True),
-        "validation": Split((f"{folder}/{stem}valid*",), "validation", single=True),
-        "test": Split((f"{folder}/{stem}test*",), "test", single=True),
+        "train": Split((f"{folder}/{stem}train*",), f"{hub}/train*.parquet", single=True),
+        "validation": Split((f"{folder}/{stem}valid*",), f"{hub}/validation*.parquet", single=True),
+        "test": Split((f"{folder}/{stem}test*",), f"{hub}/test*.parquet", single=True),
     }
 
 
 SPECS: dict[str, DatasetSpec] = {
     "openwebtext": DatasetSpec(
         {
-            "train": Split(("openwebtext/*",), "train", but_last=100_000),
-            "validation": Split(("openwebtext/*",), "train", last=100_000),
+            "train": Split(("openwebtext/*",), "*/train-*.parquet", but_last=100_000),
+            "validation": Split(("openwebtext/*",), "*/train-*.parquet", last=100_000),
         },
         hub="Skylion007/openwebtext",
     ),
     "lm1b": DatasetSpec(
         {
-            "train": Split(("lm1b/training*/*", "lm1b/news.en-*"), "train"),
-            "test": Split(("lm1b/*heldout-00000*", "lm1b/*test*"), "test"),
+            "train": Split(("lm1b/training*/*", "lm1b/news.en-*"), "*train*.parquet"),
+            "test": Split(("lm1b/*heldout-00000*", "lm1b/*test*"), "*test*.parquet"),
         },
         hub="dvruette/lm1b",
+        hub_revision=_CONVERTED,
         unit="line",
         detokenizer="lm1b",
     ),
     "fineweb-edu": DatasetSpec(
-        {"train": Split(("fineweb-edu/*",), "train")},
+        {
+            "train": Split(
+                (
+                    "fineweb-edu/data/CC-MAIN-*/*.parquet",
+                    "fineweb-edu/sample/*/*.parquet",
+                    "fineweb-edu/*",
+                ),
+                "sample/10BT/*.parquet",
+            )
+        },
         hub="HuggingFaceFW/fineweb-edu",
-        hub_config="sample-10BT",
+        hub_revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
     ),
     "text8": DatasetSpec(
         {
@@ -87,53 +105,63 @@ SPECS: dict[str, DatasetSpec] = {
     ),
     "wikitext2": DatasetSpec(
         {
-            **_three("wikitext2", "wiki."),
-            "test": Split(("wikitext2/wiki.test.raw", "wikitext2/wiki.test*"), "test"),
+            **_three("wikitext2", "wiki.", "wikitext-2-raw-v1"),
+            "test": Split(
+                ("wikitext2/wiki.test.raw", "wikitext2/wiki.test*"),
+                "wikitext-2-raw-v1/test*.parquet",
+            ),
         },
         hub="Salesforce/wikitext",
-        hub_config="wikitext-2-raw-v1",
+        hub_revision=_WIKITEXT,
         unit="whole line",
         detokenizer="wikitext",
     ),
     "wikitext103": DatasetSpec(
-        _three("wikitext103", "wiki."),
+        _three("wikitext103", "wiki.", "wikitext-103-raw-v1"),
         hub="Salesforce/wikitext",
-        hub_config="wikitext-103-raw-v1",
+        hub_revision=_WIKITEXT,
         unit="whole line",
         detokenizer="wikitext",
     ),
     "ptb": DatasetSpec(
-        _three("ptb", "ptb."),
+        _three("ptb", "ptb.", "penn_treebank"),
         hub="ptb-text-only/ptb_text_only",
+        hub_revision=_CONVERTED,
         fields=("sentence",),
         unit="stripped line",
         detokenizer="ptb",
     ),
     "lambada": DatasetSpec(
-        {"test": Split(("lambada/lambada_test.jsonl*", "lambada/*test*.jsonl*"), "test")},
+        {
+            "test": Split(
+                ("lambada/lambada_test.jsonl*", "lambada/*test*.jsonl*"), "default/test/*.parquet"
+            )
+        },
         hub="EleutherAI/lambada_openai",
+        hub_revision=_CONVERTED,
         detokenizer="lambada",
     ),
     "ag_news": DatasetSpec(
         {
-            "train": Split(("ag_news/train.csv",), "train"),
-            "test": Split(("ag_news/test.csv",), "test"),
+            "train": Split(("ag_news/train.csv",), "data/train-*.parquet"),
+            "test": Split(("ag_news/test.csv",), "data/test-*.parquet"),
         },
         hub="fancyzhx/ag_news",
+        hub_revision="eb185aade064a813bc0b7f42de02595523103ca4",
         columns=("label", "title", "description"),
         fields=("text", "title+description"),
     ),
     "arxiv": DatasetSpec(
-        {"test": Split(("arxiv/*.jsonl*", "arxiv/*"), "test")},
+        {"test": Split(("arxiv/*.jsonl*", "arxiv/*"), "arxiv/test/*.parquet")},
         hub="armanc/scientific_papers",
-        hub_config="arxiv",
+        hub_revision=_CONVERTED,
         fields=("article", "text"),
         detokenizer="papers",
     ),
     "pubmed": DatasetSpec(
-        {"test": Split(("pubmed/*.jsonl*", "pubmed/*"), "test")},
+        {"test": Split(("pubmed/*.jsonl*", "pubmed/*"), "pubmed/test/*.parquet")},
         hub="armanc/scientific_papers",
-        hub_config="pubmed",
+        hub_revision=_CONVERTED,
         fields=("article", "abstract"),
         detokenizer="papers",
     ),

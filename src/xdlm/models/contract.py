@@ -45,6 +45,11 @@ class Denoiser(nn.Module, ABC):
         """What else decides what the trunk does."""
         return tuple(module.training for module in self.modules())
 
+    def flops_per_token(self, length: int, head_share: float = 1.0) -> float | None:
+        """Operations that training takes per token in rows of `length`, forward and backward, with the
+        head on this share of the positions; None where a backbone does not count them."""
+        return None
+
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] for any subset of hidden rows."""
         bias = None if self.head_bias is None else self.head_bias.float()

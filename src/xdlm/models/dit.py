@@ -125,6 +125,16 @@ class DiT(Denoiser):
     def head_bias(self) -> Tensor:
         return self.out.bias
 
+    def flops_per_token(self, length: int, head_share: float = 1.0) -> float:
+        """6 per weight that a token is multiplied with (2 forward, 4 backward), and 12 x length x width
+        per layer for attention (scores and their use, each 2 x length x width forward and twice that
+        backward). The conditioning is computed once per sequence, not per token, and left out, as is
+        all that is not a product of matrices."""
+        width = self.config.width
+        layer = (4 + 2 * self.config.mlp_ratio) * width**2
+        head = head_share * len(self.head_weight) * width
+        return 6 * (self.config.depth * layer + head) + 12 * self.config.depth * length * width
+
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         cond = F.silu(self._condition(t, label))
         length = z.shape[1]

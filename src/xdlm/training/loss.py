@@ -32,6 +32,8 @@ class LossSums(NamedTuple):
     """What is minimised, under the chosen weighting."""
     elbo: Tensor
     """The likelihood bound's integrand (detached); equal to `loss` under the ELBO weighting."""
+    rows: int = 0
+    """Positions that the head was run on."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,10 @@ class DiffusionLoss:
             denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(self.process, at_rows, x),
         )  # fmt: skip
         if self.impl == "eager":
-            return self._by_autograd(at_rows, head_rows, scale)
-        return self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows], scale)
+            sums = self._by_autograd(at_rows, head_rows, scale)
+        else:
+            sums = self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows], scale)
+        return sums._replace(rows=n_picked)
 
     def _in_one_sweep(
         self, coefs: Coefs, rows: HeadRows, weight: Tensor, scale: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from rich.progress import (
 )
 
 from xdlm.files import explained, write_atomic
+from xdlm.training.curves import Curves
 
 FILE_NAME = "log.jsonl"
 #: Without a terminal a bar is useless: print a line now and then.
@@ -26,9 +28,18 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class RunLog:
-    """Appends records to `log.jsonl` and shows how a run is going."""
+    """Appends records to `log.jsonl`, draws them as curves and shows how a run is going."""
 
-    def __init__(self, folder: Path, *, total: int, start: int, console: Console) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        total: int,
+        start: int,
+        console: Console,
+        curves: Sequence[Curves] = (),
+    ) -> None:
+        self._curves = curves
         self.file = folder / FILE_NAME
         self._forget_after(start)
         self._stream = self.file.open("a", encoding="utf-8")
@@ -53,11 +64,15 @@ class RunLog:
     ) -> None:
         self._bar.stop()
         self._stream.close()
+        for curves in self._curves:
+            curves.close()
 
-    def record(self, **fields: Any) -> None:
+    def record(self, *, step: int, **values: float) -> None:
         with explained(self.file):
-            self._stream.write(json.dumps(fields) + "\n")
+            self._stream.write(json.dumps({"step": step, **values}) + "\n")
             self._stream.flush()
+        for curves in self._curves:
+            curves.add(step, values)
 
     def show(self, step: int, info: str) -> None:
         self._bar.update(self._task, completed=step, info=info)
@@ -85,7 +100,7 @@ class SilentLog:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def record(self, **fields: Any) -> None:
+    def record(self, *, step: int, **values: float) -> None:
         return None
 
     def show(self, step: int, info: str) -> None:

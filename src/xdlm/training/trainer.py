@@ -7,7 +7,6 @@ import hashlib
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,12 @@ import torch
 from rich.console import Console
 
 from xdlm.config import RunConfig
-from xdlm.data import Rows, ShuffledOrder
+from xdlm.data import Rows
 from xdlm.errors import UserError
 from xdlm.files import check_writable
 from xdlm.models import build_denoiser
 from xdlm.objective import WEIGHTINGS
 from xdlm.ops.rows import fused_obstacle, resolve_impl
-from xdlm.structs import Batch
 from xdlm.tokens import TextTokenizer
 from xdlm.training.checkpoint import (
     MODEL,
@@ -36,10 +34,13 @@ from xdlm.training.checkpoint import (
     latest_checkpoint,
     open_checkpoint,
 )
+from xdlm.training.curves import open_curves
 from xdlm.training.device import describe, pick_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
+from xdlm.training.loader import Loader, StepBatches
 from xdlm.training.loss import DiffusionLoss
+from xdlm.training.meter import Meter
 from xdlm.training.optimizer import (
     clip_gradients,
     learning_rate,
@@ -101,7 +102,14 @@ class Trainer:
             config.loss.kept_rows, config.model.label_dropout,
         )  # fmt: skip
         self.data_hash = rows.digest
-        self.order = ShuffledOrder(len(rows), config.train.seed)
+        self.loader: StepBatches = Loader(
+            rows, seed=config.train.seed, batch=config.train.batch, share=self._share,
+            micro_batch=config.train.micro_batch, device=self.device,
+        )  # fmt: skip
+        self.meter = Meter(
+            self.model, self.device, self.precision, batch=config.train.batch, length=rows.length,
+            processes=self.world.size,
+        )  # fmt: skip
         self.step = 0
         # This process's sums since the last line of the log, loss and bound, and the number of steps.
         # Saved with the state, so that a resumed run writes the same log.
@@ -131,6 +139,7 @@ class Trainer:
         with (
             self._open_log() as log,
             _interruptible() as interrupted,
+            self.loader.ahead(range(self.step, config.steps)),
             self._saver,
         ):
             log.say(
@@ -139,27 +148,24 @@ class Trainer:
                 f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
                 + (f", {self.world.size} x {config.parallel}" if self.world.size > 1 else "")
             )
-            mark, mark_step = time.perf_counter(), self.step
+            self.meter.begin(self.step)
             while self.step < config.steps and not self._vote(interrupted()):
-                rate, norm = self._one_step()
-                self.step += 1
+                rate, norm = self.take_step()
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     loss, elbo = self._mean_since_log()
-                    seconds = time.perf_counter() - mark
-                    tokens = (self.step - mark_step) * config.batch * self.rows.length
-                    speed = tokens / max(seconds, 1e-9)
+                    figures = self.meter.read(self.step)
                     log.record(
                         step=self.step, loss=loss, elbo=elbo, grad_norm=norm.item(), lr=rate,
-                        tokens_per_s=round(speed),
+                        **figures,
                     )  # fmt: skip
-                    log.show(self.step, f"loss {loss:.3f}  {_si(speed)} tok/s")
-                    mark, mark_step = time.perf_counter(), self.step
+                    log.show(self.step, f"loss {loss:.3f}  {_si(figures['tokens_per_s'])} tok/s")
+                    self.meter.begin(self.step)
                 if self._due(config.eval_every) and self.validate is not None:
                     self._validate(log)
-                    mark, mark_step = time.perf_counter(), self.step
+                    self.meter.begin(self.step)
                 if self._due(config.save_every):
                     self.save()
-                    mark, mark_step = time.perf_counter(), self.step
+                    self.meter.begin(self.step)
             if self._saved_at != self.step:
                 self.save()
             self._vote(wait=True)
@@ -167,6 +173,12 @@ class Trainer:
             where = checkpoint_folder(self.out, self.step)
             log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
         return finished
+
+    def take_step(self) -> tuple[float, torch.Tensor]:
+        """One step on; see `_one_step`."""
+        taken = self._one_step()
+        self.step += 1
+        return taken
 
     def _one_step(self) -> tuple[float, torch.Tensor]:
         """One optimiser step. Returns the learning rate and the gradient's norm before clipping."""
@@ -180,13 +192,14 @@ class Trainer:
         self.engine.refresh()
         running = self.engine.running.train()
         n_tokens = batch * self.rows.length
-        for part, last in self._micro_batches():
+        for part, last in self.meter.waiting(self.loader.batches(self.step)):
             sums = self.loss(
                 running, part, seed=config.train.seed, step=self.step, global_batch=batch
             )
             self.engine.backward(sums.loss / n_tokens, last=last)
             self._since_log[0] += sums.loss.detach() / n_tokens
             self._since_log[1] += sums.elbo / n_tokens
+            self.meter.count(tokens=part.tokens.numel(), head_rows=sums.rows)
         self._since_log[2] += 1
         norm = clip_gradients(self.model, config.optim.clip, self.engine.total)
         self.optimizer.step()
@@ -209,20 +222,6 @@ class Trainer:
         if not self.world.is_main:
             self._since_log[:2] = 0
 
-    def _micro_batches(self) -> Iterator[tuple[Batch, bool]]:
-        """This process's part of the step's batch, and whether it is the last of it."""
-        batch, micro = self.config.train.batch, self.config.train.micro_batch
-        first = self.step * batch + self._share.start
-        picked = self.order.rows(self.step * batch, batch)[self._share]
-        for start in range(0, len(picked), micro):
-            part = picked[start : start + micro]
-            tokens = torch.from_numpy(self.rows.take(part))
-            if self.device.type == "cuda":  # or the copy would wait for all that the GPU has to do
-                tokens = tokens.pin_memory()
-            index = torch.arange(first + start, first + start + len(part))
-            batch_part = Batch(tokens.to(self.device, non_blocking=True), index)
-            yield batch_part, start + micro >= len(picked)
-
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where a GPU would have wanted them."""
         impl = resolve_impl(self.config.loss.impl, self.device)
@@ -233,8 +232,9 @@ class Trainer:
         if not self.world.is_main:
             return SilentLog()
         return RunLog(
-            self.out, total=self.config.train.steps, start=self.step, console=self.console
-        )
+            self.out, total=self.config.train.steps, start=self.step, console=self.console,
+            curves=open_curves(self.config, self.out, start=self.step),
+        )  # fmt: skip
 
     def _vote(self, interrupted: bool = False, *, wait: bool = False) -> bool:
         """Whether anybody was interrupted. A checkpoint that somebody could not write ends the run on all
@@ -341,7 +341,7 @@ def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
     """What decides the course of a run must not change under it; where it ends and what it logs
     may."""
     free = {"out", "steps", "device", "parallel", "activation_checkpointing", "compile", "log_every",
-            "eval_every", "eval_rows", "save_every", "keep"}  # fmt: skip
+            "eval_every", "eval_rows", "save_every", "keep", "tensorboard", "wandb"}  # fmt: skip
     if now.optim.decay:  # the learning rate counts back from the end
         free -= {"steps"}
     before, after = dataclasses.asdict(saved), dataclasses.asdict(now)

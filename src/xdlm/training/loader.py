@@ -1,0 +1,86 @@
+"""The batches of each step, read by a thread while the model is busy with the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from xdlm.data import Ahead, Rows, ShuffledOrder
+from xdlm.structs import Batch
+
+#: Steps whose rows are read before they are needed.
+_STEPS_AHEAD = 2
+
+
+class StepBatches(Protocol):
+    """Where a run gets its batches from."""
+
+    def batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
+        """The micro-batches of a step, on the device, each with whether it is the last."""
+        ...
+
+    def ahead(self, steps: range) -> AbstractContextManager[None]:
+        """Within this, `batches` is asked for these steps, in order."""
+        ...
+
+
+class Loader:
+    """This process's share of each global batch, cut into micro-batches. Which rows, and under which
+    sample numbers, depends on the step alone, and not on whether they were read ahead."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        seed: int,
+        batch: int,
+        share: slice,
+        micro_batch: int,
+        device: torch.device,
+    ) -> None:
+        self.rows, self.order = rows, ShuffledOrder(len(rows), seed)
+        self.batch, self.share, self.micro_batch, self.device = batch, share, micro_batch, device
+        self._read_ahead: Ahead[tuple[int, list[Tensor]]] | None = None
+
+    @contextmanager
+    def ahead(self, steps: range) -> Iterator[None]:
+        with Ahead(map(self._read, steps), _STEPS_AHEAD) as self._read_ahead:
+            try:
+                yield
+            finally:
+                self._read_ahead = None
+
+    def batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
+        read, parts = self._read(step) if self._read_ahead is None else next(self._read_ahead)
+        assert read == step, f"step {read} was read ahead, not {step}"
+        first = step * self.batch + self.share.start
+        for left, tokens in zip(reversed(range(len(parts))), parts, strict=True):
+            index = torch.arange(first, first + len(tokens))
+            first += len(tokens)
+            # Pinned, or the copy would wait for all that the GPU has to do. Here and not in the thread,
+            # which must not call CUDA while a graph is being recorded.
+            host = tokens.pin_memory() if self.device.type == "cuda" else tokens
+            yield Batch(host.to(self.device, non_blocking=True), index), left == 0
+
+    def _read(self, step: int) -> tuple[int, list[Tensor]]:
+        picked = self.order.rows(step * self.batch, self.batch)[self.share]
+        starts = range(0, len(picked), self.micro_batch)
+        parts = [self.rows.take(picked[start : start + self.micro_batch]) for start in starts]
+        return step, [torch.from_numpy(part) for part in parts]
+
+
+class Held:
+    """The batches of one step again and again, for measuring what reading costs."""
+
+    def __init__(self, loader: StepBatches, step: int) -> None:
+        self._batches = list(loader.batches(step))
+
+    def batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
+        return iter(self._batches)
+
+    def ahead(self, steps: range) -> AbstractContextManager[None]:
+        return nullcontext()

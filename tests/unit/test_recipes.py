@@ -1,0 +1,115 @@
+"""The recipes of the paper's text rows, and their twins for a CPU: the same runs but for their size."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from xdlm.api import load_tokenizer
+from xdlm.config import RunConfig, load_config
+from xdlm.data import Rows, load_rows, read_documents
+from xdlm.training.trainer import Trainer
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CORPORA = ("owt", "lm1b")
+METHODS = ("gidd", "mdlm", "udlm", "xdlm-k0.001", "xdlm-k0.1", "xdlm-k0.5", "xdlm-k0.9")
+TWINS = [(corpus, method) for corpus in CORPORA for method in METHODS]
+#: In what a twin may differ; it must not in anything else.
+SIZES = {
+    "process": set(),
+    "model": {"depth", "width", "heads", "cond_width"},
+    "data": {"train", "val", "tokenizer", "length"},
+    "loss": set(),
+    "optim": {"lr", "warmup", "ema"},  # they go with the number of steps
+    "train": {"out", "steps", "batch", "micro_batch", "eval_every", "eval_rows", "save_every"},
+}  # fmt: skip
+
+
+def recipe(corpus: str, method: str, *, twin: bool) -> RunConfig:
+    return load_config(RECIPES / ("cpu" if twin else ".") / corpus / f"{method}.yaml")
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize("folder", [".", "cpu"])
+def test_every_row_of_the_paper_has_its_recipe(folder: str, corpus: str) -> None:
+    found = sorted(path.stem for path in (RECIPES / folder / corpus).glob("*.yaml"))
+    assert found == sorted(METHODS)
+
+
+@pytest.mark.parametrize(("corpus", "method"), TWINS)
+def test_a_twin_differs_in_size_alone(corpus: str, method: str) -> None:
+    small, large = (recipe(corpus, method, twin=twin) for twin in (True, False))
+    for section, free in SIZES.items():
+        ours, theirs = (dataclasses.asdict(getattr(c, section)) for c in (small, large))
+        for field in ours.keys() - free:
+            assert ours[field] == theirs[field], f"{section}.{field}"
+    assert small.train.out != large.train.out
+    k = method.partition("-k")[2]
+    assert small.process.k == (float(k) if k else None)
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory) -> Path:
+    """Sentences of the embedded corpus, laid out and spaced out as LM1B's are."""
+    root = tmp_path_factory.mktemp("data")
+    folder = root / "lm1b" / "training-monolingual"
+    folder.mkdir(parents=True)
+    text = " ".join(islice(read_documents("corpus:train"), 20)).replace("\n", " ")
+    lines = [f"{line.strip()} .\n" for line in text.replace(",", " ,").split(". ")[:2000]]
+    (folder / "news.en-00001-of-00100").write_text("".join(lines))
+    return root
+
+
+@cache
+def rows_of(corpus: str, length: int, frame: bool) -> Rows:
+    tokenizer = load_tokenizer("pocket")
+    source, limit = ("lm1b:train", None) if corpus == "lm1b" else ("corpus:train", 1)
+    return load_rows(source, tokenizer, length, frame=frame, limit=limit)
+
+
+@pytest.mark.parametrize(("corpus", "method"), TWINS)
+def test_twins_train(
+    tmp_path: Path, monkeypatch, data_root: Path, corpus: str, method: str
+) -> None:
+    """An untrained model predicts all tokens alike: its bound is the logarithm of their number, up to the
+    spread of one batch. Two steps lower it on the batch and under the noise of the first."""
+    monkeypatch.setenv("XDLM_DATA", str(data_root))
+    config = recipe(corpus, method, twin=True)
+    train = replace(config.train, out=str(tmp_path), steps=2, eval_every=0, device="cpu")
+    config = replace(config, train=train)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    trainer = Trainer(config, tokenizer, rows_of(corpus, config.data.length, config.data.frame))
+    ((batch, _),) = trainer.loader.batches(0)
+    assert (batch.tokens[:, 0] == tokenizer.bos_id).all()
+    assert (batch.tokens[:, -1] == tokenizer.eos_id).all()
+
+    def bound() -> float:
+        model = trainer.model.eval()
+        with torch.no_grad():
+            sums = trainer.loss(model, batch, seed=0, step=0, global_batch=train.batch)
+        return float(sums.elbo) / batch.tokens.numel()
+
+    before = bound()
+    assert before == pytest.approx(math.log(tokenizer.size), rel=0.15)
+    assert trainer.run()
+    assert bound() < before - 1e-4
+    assert (tmp_path / "step-00000002").is_dir()
+
+
+def test_sentences_are_packed_and_wrapped(monkeypatch, data_root: Path) -> None:
+    """A row of LM1B runs on from sentence to sentence, each with its end token, between ends of its own."""
+    monkeypatch.setenv("XDLM_DATA", str(data_root))
+    rows, tokenizer = rows_of("lm1b", 32, True), load_tokenizer("pocket")
+    sentences = list(read_documents("lm1b:train"))
+    assert len(sentences) > 1900 and not any(" , " in s for s in sentences)
+    inner = rows.take(range(50))[:, 1:-1].flatten()
+    stream = [i for s in sentences[:200] for i in [*tokenizer.encode(s), tokenizer.eos_id]]
+    assert inner.tolist() == stream[: len(inner)]
+    assert tokenizer.eos_id in inner.tolist()
