@@ -67,20 +67,6 @@ def test_averages_are_over_tokens_not_rows() -> None:
     assert (result.n_rows, result.n_tokens, result.nats_stderr) == (3, 105, 0)
 
 
-@pytest.mark.parametrize("process", [Mixed(Vocab(6, 5), k=0.5), Masked(Vocab(6, 5))])
-def test_standard_error_is_that_of_repeated_measurements(process) -> None:
-    """Fresh text and fresh noise, thirty times: the spread of the results is the stated error."""
-    generator = np.random.default_rng(1)
-    results = []
-    for seed in range(30):
-        tokens = generator.choice(5, size=16 * 50, p=LAW.numpy()).astype(np.uint16)
-        rows = Rows(TokensInMemory(tokens, tokens.size, 1), 50)
-        results.append(likelihood(all_about(process), process, rows, draws=2, seed=seed))
-    spread = np.std([r.nats_per_token for r in results], ddof=1)
-    stated = np.sqrt(np.mean([r.nats_stderr**2 for r in results]))
-    assert 0.6 < stated / spread < 1.6
-
-
 def test_single_row_takes_its_error_from_the_draws() -> None:
     process = Mixed(Vocab(6, 5))
     result = likelihood(all_about(process), process, rows_of(0, 10, tail=9), draws=8)
