@@ -4,11 +4,16 @@ The bound of a row is `start + integral + end` (see `xdlm.objective.bound`). The
 at `draws` times per row, the two ends at one noise draw each. Every token counts once, and averages
 are over tokens.
 
-The times of a batch of n rows form an even grid of n x draws points under one random shift, laid out
-so that row i looks at points i, i + n, i + 2n, ...: neighbouring rows look at nearly the same times.
+Times are drawn more densely towards both ends, where the integrand is rare large values: at time t a
+token is noise with probability about t and then costs about 1/t. At uniform times an estimate would owe
+much of its value to chance hits that its standard error has not seen either.
+
+The times of a batch of n rows form a grid of n x draws points, even before they are bent towards the ends,
+under one random shift, laid out so that row i looks at points i, i + n, i + 2n, ...: neighbouring rows
+look at nearly the same times.
 Their differences then show how rows and noise vary without showing how the integrand varies with
-time, which the even grid has averaged out. That is where the standard error comes from. Rows are
-evaluated in random order, so that neighbours are not from the same page.
+time, which the grid has averaged out. That is where the standard error comes from. Rows are evaluated in
+random order, so that neighbours are not from the same page.
 """
 
 from __future__ import annotations
@@ -121,27 +126,34 @@ def row_bounds(
 ) -> Tensor:
     """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of
     the bound and differ in the time of the integrand. Takes draws + 2 forward passes."""
-    low, high = process.time_range
     n = len(x)
     estimates = torch.zeros(n, draws, dtype=torch.float64, device=x.device)
     place = torch.arange(n, device=x.device)
     for draw in range(draws):
-        t = stratified_times(
-            seed, int(index[0]), place + n * draw, n * draws, time_range=(low, high)
-        )
+        even = stratified_times(seed, int(index[0]), place + n * draw, n * draws)
+        t, weight = bent_times(even, process.time_range)
         coefs = process.coefs(t)
         z = _noised(process, coefs, x, index, seed, draw)
         stats = _stats(denoiser, process, coefs, t, x, z, impl)
-        estimates[:, draw] = nelbo_of_stats(coefs, stats, x, z).double().sum(1) * (high - low)
+        estimates[:, draw] = nelbo_of_stats(coefs, stats, x, z).double().sum(1) * weight
     zeros = torch.zeros(n, dtype=torch.float64, device=x.device)
     for end, t_end, step in zip(
-        bound_ends(process, zeros), (1.0, low), (_START_STEP, _END_STEP), strict=True
-    ):
+        bound_ends(process, zeros), (1.0, process.time_range[0]), (_START_STEP, _END_STEP),
+        strict=True,
+    ):  # fmt: skip
         z = _noised(process, end.noisy, x, index, seed, step)
         stats = _stats(denoiser, process, end.target, zeros + t_end, x, z, impl)
         kl = step_kl_of_stats(process, end.target, end.noisy, stats, x, z)
         estimates += kl.double().sum(1, keepdim=True)
     return estimates
+
+
+def bent_times(even: Tensor, time_range: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Times `low + (high - low) (1 - cos(pi u))/2` for u uniform on [0, 1], and dt/du: the weights that
+    make an average over u an integral over time."""
+    low, high = time_range
+    angle = math.pi * even
+    return low + (high - low) * (1 - angle.cos()) / 2, (high - low) * math.pi / 2 * angle.sin()
 
 
 def summarise(
