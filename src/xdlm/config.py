@@ -201,7 +201,9 @@ class TrainConfig:
     save_every: int = 5000
     """Steps between checkpoints; 0 for one at the end only."""
     keep: int = 2
-    """Checkpoints to keep."""
+    """Checkpoints to keep, the newest ones."""
+    keep_every: int = 0
+    """Keep those at multiples of this many steps too, however many they are; 0 for none."""
     tensorboard: bool = False
     """Draw the log's curves in TensorBoard too, in the folder tensorboard beside the checkpoints."""
     wandb: str | None = None
@@ -214,8 +216,13 @@ class TrainConfig:
                 raise UserError(f"train.{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**31:
             raise UserError(f"train.seed must lie in 0..2^31-1, got {self.seed}")
-        if min(self.eval_every, self.save_every) < 0:
-            raise UserError("train.eval_every and train.save_every must be >= 0")
+        if min(self.eval_every, self.save_every, self.keep_every) < 0:
+            raise UserError("train.eval_every, train.save_every and train.keep_every must be >= 0")
+        if self.keep_every and (not self.save_every or self.keep_every % self.save_every):
+            raise UserError(
+                f"train.keep_every must be a multiple of train.save_every ({self.save_every}), "
+                f"got {self.keep_every}"
+            )
 
 
 @dataclass(frozen=True)

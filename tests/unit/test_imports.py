@@ -38,7 +38,7 @@ FORBIDDEN_IN_MATH = {"transformers", "tokenizers", "yaml", "tyro", "rich", "torc
 #: Optional packages: imported inside functions only.
 LAZY = {"transformers", "triton", "lm_eval", "torch_fidelity", "wandb", "fastapi", "matplotlib",
         "tokenizers", "tyro", "tensorboard", "datasets", "pyarrow", "peft", "PIL",
-        "huggingface_hub"}  # fmt: skip
+        "huggingface_hub", "mauve", "sklearn", "gguf"}  # fmt: skip
 
 
 def part_of(file: Path) -> str:

@@ -173,6 +173,19 @@ def test_keeps_only_so_many_checkpoints(tmp_path: Path) -> None:
     assert load(tmp_path, device="cpu").step == 5
 
 
+def test_keeps_checkpoints_at_multiples_for_ever(tmp_path: Path) -> None:
+    """Also across a stop: a resumed run drops none that the first one kept."""
+    settings = {"save_every": 1, "keep": 1, "keep_every": 3}
+    trainer_for(small_run(tmp_path, steps=5, **settings)).run()
+    longer = trainer_for(small_run(tmp_path, steps=8, **settings))
+    longer.restore(find_resume(tmp_path, resume=True))
+    longer.run()
+    names = [p.name for p in sorted(tmp_path.glob("step-*"))]
+    assert names == ["step-00000003", "step-00000006", "step-00000008"]
+    with pytest.raises(UserError, match=r"multiple of train.save_every \(2\), got 3"):
+        small_run(tmp_path, save_every=2, keep_every=3)
+
+
 def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
     """Losses, and above all gradients: the whole batch's mean, however it is cut up."""
     losses, norms = [], []

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from xdlm.errors import UserError
 from xdlm.files import sha256_of
@@ -32,6 +36,13 @@ class Judge(Protocol):
     def score(self, text: str) -> Score: ...
 
 
+@runtime_checkable
+class FeatureJudge(Judge, Protocol):
+    """A judge that also says what a text is like, as a vector."""
+
+    def features(self, text: str) -> NDArray[np.float32]: ...
+
+
 def open_judge(name: str, tokenizer: TextTokenizer, device: torch.device) -> Judge:
     """`ngram`, a folder with a causal language model, or a .gguf file."""
     if name == NGRAM:
@@ -50,41 +61,18 @@ class CausalJudge:
     """A causal language model of the `transformers` library, from local files alone."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        try:
-            from transformers import AutoModelForCausalLM, AutoTokenizer
-        except ImportError as error:
-            raise UserError(
-                "a judge of this kind needs transformers; install xdlm[text]"
-            ) from error
-        folder, gguf = (path, None) if path.is_dir() else (path.parent, path.name)
-        files: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
-        model: Any
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, **files
-            )
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, local_files_only=True, dtype=torch.float32, **files
-            )
-        except (OSError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{path} is not a causal language model: {reason}") from error
-        self._model = model.to(device).eval()
-        if len(self._tokenizer) > model.get_input_embeddings().num_embeddings:
-            raise UserError(f"{path}: its tokenizer has more tokens than its model")
-        self.name = path.name
-        if gguf is None and not any(folder.glob("*.safetensors")):
-            raise UserError(f"{path} holds no .safetensors file")
-        files_read = [path] if gguf else sorted(f for f in folder.iterdir() if f.is_file())
-        self.sha256 = hashlib.sha256(
-            " ".join(f"{file.name} {sha256_of(file)}" for file in files_read).encode()
-        ).hexdigest()
-        self._context = getattr(model.config, "max_position_embeddings", 1024)
+        _check_files(path)
+        self._tokenizer, self._model = _load(path)
+        _check_vocabulary(path, len(self._tokenizer), self._model)
+        _check_causal(path, self._model)
+        self._model.to(device)
+        self.name, self.sha256 = path.name, _digest(path)
+        self._context = getattr(self._model.config, "max_position_embeddings", 1024)
 
     @torch.no_grad()
     def score(self, text: str) -> Score:
         """All tokens after the first; in windows of the judge's context, if the text is longer."""
-        ids = self._tokenizer(text, return_tensors="pt").input_ids[0]
+        ids = self._tokenizer(text, return_tensors="pt").input_ids[0].long()
         nats, counted = 0.0, 0
         for start in range(0, max(len(ids) - 1, 0), self._context - 1):
             window = ids[start : start + self._context].to(self._model.device)
@@ -92,3 +80,103 @@ class CausalJudge:
             nats -= float(log_p.gather(1, window[1:, None]).sum())
             counted += len(window) - 1
         return Score(nats, counted)
+
+    @torch.no_grad()
+    def features(self, text: str) -> NDArray[np.float32]:
+        """The last layer's hidden state at the last token, of at most the judge's context."""
+        ids = self._tokenizer(text).input_ids[: self._context] or [self._tokenizer.eos_token_id]
+        if ids == [None]:
+            raise UserError(f"{self.name} has no end token, and a text to judge is empty")
+        tokens = torch.tensor([ids], device=self._model.device)
+        states = self._model(tokens, output_hidden_states=True).hidden_states
+        vector: NDArray[np.float32] = states[-1][0, -1].float().cpu().numpy()
+        return vector
+
+
+def _check_files(path: Path) -> None:
+    """What can be seen without reading it all."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            if stream.read(4) != b"GGUF":
+                raise UserError(f"{path} is not a .gguf file; give one, or a folder with a model")
+        return
+    if not (path / "config.json").is_file():
+        raise UserError(f"{path} is not a causal language model: it has no config.json")
+    if not any(path.glob("*.safetensors")):
+        raise UserError(f"{path} is not a causal language model: it holds no .safetensors file")
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    """Tokenizer and model, whole: a weight that the files do not hold is not made up."""
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise UserError("a judge of this kind needs transformers; install xdlm[text]") from error
+    folder, more = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    about: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, **more}
+    with _silent():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **about)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True,
+                ignore_mismatched_sizes=True, **about,
+            )  # fmt: skip
+        except ImportError as error:
+            raise UserError(
+                "a .gguf judge needs the packages gguf and accelerate; install xdlm[text]"
+            ) from error
+        except Exception as error:  # the library raises whatever its many readers do
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{path} is damaged or not a causal language model: {reason}"
+            ) from error
+    model, info = loaded
+    for key in sorted(info["missing_keys"]):
+        raise UserError(f"{path} is not a causal language model: its files do not hold {key}")
+    for key, *shapes in sorted(info["mismatched_keys"]):
+        sizes = " and ".join(str(tuple(shape)) for shape in shapes)
+        raise UserError(f"{path}: its config.json does not fit its weights: {key} is {sizes}")
+    return tokenizer, model.eval()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the library's bars and warnings: what matters of them becomes an error here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check_vocabulary(path: Path, tokens: int, model: Any) -> None:
+    """Models round the number of rows up, by a few per cent at most."""
+    rows = model.get_input_embeddings().num_embeddings
+    if not 0.9 * rows <= tokens <= rows:
+        raise UserError(
+            f"{path}: its tokenizer has {tokens:,} tokens and its model {rows:,}; they do not belong "
+            "together"
+        )
+
+
+@torch.no_grad()
+def _check_causal(path: Path, model: Any) -> None:
+    """Encoders load as causal models too, and see the very token that they are to predict."""
+    ids = torch.arange(8)[None] % model.get_input_embeddings().num_embeddings
+    other = ids.clone()
+    other[0, -1] = 0
+    before, after = (model(tokens).logits[0, :-1] for tokens in (ids, other))
+    if (before - after).abs().max() > 1e-5 * before.abs().max():
+        raise UserError(f"{path} is not a causal language model: it looks at later tokens")
+
+
+def _digest(path: Path) -> str:
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.is_file())
+    content = " ".join(f"{file.name} {sha256_of(file)}" for file in files)
+    return hashlib.sha256(content.encode()).hexdigest()

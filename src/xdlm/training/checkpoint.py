@@ -198,7 +198,19 @@ def run_checkpoints(run: Path) -> list[Path]:
         for folder in run.glob("step-*")
         if _STEP.fullmatch(folder.name) and (folder / META).is_file()
     ]
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step that a run's checkpoint is of, by its name."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def drop_old_checkpoints(run: Path, *, keep: int, keep_every: int) -> None:
+    """Remove all checkpoints of a run but the newest `keep` and those at multiples of `keep_every`."""
+    for folder in run_checkpoints(run)[:-keep]:
+        if not keep_every or step_of(folder) % keep_every:
+            remove_folder(folder)
 
 
 def clear_scratch(run: Path) -> None:

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.files import atomic_folder, remove_folder, scratch_of
+from xdlm.files import atomic_folder, scratch_of
 from xdlm.training.checkpoint import (
     Content,
     checkpoint_folder,
     describe_files,
-    run_checkpoints,
+    drop_old_checkpoints,
     save_checkpoint,
     seal,
     shard_folder,
@@ -27,14 +27,14 @@ from xdlm.training.parallel import World
 
 
 class Saver:
-    """Writes the checkpoints of a run, one at a time, and keeps the last few.
+    """Writes the checkpoints of a run, one at a time, and drops those that it need not keep.
 
     A checkpoint has its name only when it is whole; a kill before that leaves the ones before it. Whole
     tensors are written by the first process; where they are sharded every process writes its own part.
     """
 
-    def __init__(self, out: Path, keep: int, world: World, *, sharded: bool) -> None:
-        self.out, self._keep, self._world = out, keep, world
+    def __init__(self, out: Path, world: World, *, sharded: bool) -> None:
+        self.out, self._world = out, world
         # The thread talks to those of the other processes while the training does, so it needs a line
         # of its own.
         self._line = dist.new_group(backend="gloo") if sharded else None
@@ -70,8 +70,8 @@ class Saver:
         else:
             _save_sharded(folder, content, self._world, self._line)
         if self._world.is_main:
-            for old in run_checkpoints(self.out)[: -self._keep]:
-                remove_folder(old)
+            config = content.config.train
+            drop_old_checkpoints(self.out, keep=config.keep, keep_every=config.keep_every)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

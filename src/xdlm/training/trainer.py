@@ -115,7 +115,7 @@ class Trainer:
         # Saved with the state, so that a resumed run writes the same log.
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.out = Path(config.train.out)
-        self._saver = Saver(self.out, config.train.keep, self.world, sharded=self.engine.sharded)
+        self._saver = Saver(self.out, self.world, sharded=self.engine.sharded)
         self._saved_at: int | None = None
 
     # -- the loop --------------------------------------------------------------------------------
@@ -265,7 +265,8 @@ class Trainer:
     # -- state -----------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Begin to write a checkpoint, and then to drop the oldest beyond `train.keep`."""
+        """Begin to write a checkpoint, and then to drop old ones that neither `keep` nor `keep_every`
+        asks for."""
         self._check_finite()
         self._vote(wait=True)
         self._gather_log()
@@ -341,7 +342,8 @@ def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
     """What decides the course of a run must not change under it; where it ends and what it logs
     may."""
     free = {"out", "steps", "device", "parallel", "activation_checkpointing", "compile", "log_every",
-            "eval_every", "eval_rows", "save_every", "keep", "tensorboard", "wandb"}  # fmt: skip
+            "eval_every", "eval_rows", "save_every", "keep", "keep_every", "tensorboard",
+            "wandb"}  # fmt: skip
     if now.optim.decay:  # the learning rate counts back from the end
         free -= {"steps"}
     before, after = dataclasses.asdict(saved), dataclasses.asdict(now)
