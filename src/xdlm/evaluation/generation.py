@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xdlm.errors import UserError
 from xdlm.evaluation.judges import Judge, Score
 
-_N_GRAMS = (1, 2, 3)
+N_GRAMS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def quality(
     return Quality(
         perplexity=_perplexity(scores),
         entropy=_mean([token_entropy(ids) for ids in tokens]),
-        distinct={n: _distinct(tokens, n) for n in _N_GRAMS},
+        distinct={n: _distinct(tokens, n) for n in N_GRAMS},
         n=len(texts),
         judge_tokens=sum(score.tokens for score in scores),
     )

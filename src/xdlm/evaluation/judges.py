@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -113,6 +114,9 @@ def _load(path: Path) -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError("a judge of this kind needs transformers; install xdlm[text]") from error
     folder, more = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    for package in ("gguf", "accelerate") if more else ():
+        if find_spec(package) is None:
+            raise UserError(f"a .gguf judge needs the package {package}; install xdlm[text]")
     about: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, **more}
     with _silent():
         try:
@@ -121,10 +125,6 @@ def _load(path: Path) -> tuple[Any, Any]:
                 folder, dtype=torch.float32, output_loading_info=True,
                 ignore_mismatched_sizes=True, **about,
             )  # fmt: skip
-        except ImportError as error:
-            raise UserError(
-                "a .gguf judge needs the packages gguf and accelerate; install xdlm[text]"
-            ) from error
         except Exception as error:  # the library raises whatever its many readers do
             reason = " ".join(str(error).split())[:200]
             raise UserError(

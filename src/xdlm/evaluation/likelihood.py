@@ -84,8 +84,7 @@ def likelihood(
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
         raise UserError("batch and max_rows must be at least 1, and the seed not negative")
-    whole = len(rows) if max_rows is None else min(max_rows, len(rows))
-    use_tail = rows.tail.size > 0 and (max_rows is None or max_rows > len(rows))
+    whole, use_tail = counted_rows(rows, max_rows)
     total = whole + use_tail
     if total == 0:
         raise UserError("there is no text to evaluate")
@@ -112,6 +111,13 @@ def likelihood(
     return summarise(
         estimates, lengths, seed=seed, n_characters=rows.n_characters if is_everything else None
     )
+
+
+def counted_rows(rows: Rows, max_rows: int | None) -> tuple[int, bool]:
+    """How many whole rows are looked at, and whether the tail is too."""
+    if max_rows is None:
+        return len(rows), rows.tail.size > 0
+    return min(max_rows, len(rows)), rows.tail.size > 0 and max_rows > len(rows)
 
 
 def row_bounds(
@@ -161,19 +167,19 @@ def summarise(
 ) -> Likelihood:
     """Token-weighted mean of batches of estimates [n, draws] of rows of equal length, and its error.
 
-    The variance of a batch's total is that of n times half the mean squared difference of neighbours.
-    A batch of one row (the tail) is taken to vary as the others do. If there is nothing but one row,
-    its draws are all there is to go by; they are spread evenly, so this overstates the error.
+    The variance of a row is half the mean squared difference of neighbours, or better a sixth of that
+    of second differences, which what changes steadily with time does not enter. A batch of one row (the
+    tail) is taken to vary as the others do. If there is nothing but one row, its draws are all there
+    is to go by; they are spread evenly, so this overstates the error.
     """
     draws = estimates[0].shape[1]
     rows = [batch.mean(1) for batch in estimates]
     n_rows = sum(map(len, rows))
     n_tokens = sum(len(batch) * length for batch, length in zip(rows, lengths, strict=True))
     total = float(sum(batch.sum() for batch in rows))
-    squares = sum(float((batch.diff() ** 2).sum()) for batch in rows)
-    pairs = sum(len(batch) - 1 for batch in rows)
-    if pairs > 0:
-        variance = n_rows * squares / (2 * pairs)
+    spread = [_squares(batch) for batch in rows if len(batch) > 1]
+    if spread:
+        variance = n_rows * float(torch.cat(spread).mean())
     else:
         variance = float(estimates[0].var()) / draws if draws > 1 else math.nan
     mean, stderr = total / n_tokens, math.sqrt(variance) / n_tokens
@@ -183,6 +189,11 @@ def summarise(
         bits_per_character=None if not n_characters else total / n_characters / math.log(2),
         n_tokens=n_tokens, n_rows=n_rows, draws=draws, seed=seed,
     )  # fmt: skip
+
+
+def _squares(batch: Tensor) -> Tensor:
+    """Estimates of the variance of a row, from neighbours or from threes of them."""
+    return batch.diff() ** 2 / 2 if len(batch) == 2 else batch.diff(n=2) ** 2 / 6
 
 
 def _batches(

@@ -51,6 +51,16 @@ class EvalRecord:
     details: dict[str, float] = field(default_factory=dict)
 
 
+#: What was found, and by which build of what on what: two records that agree in all else measured the same.
+_OUTCOME = ("value", "stderr", "nfe", "details", "xdlm", "commit", "torch", "device")
+
+
+def measurement(record: EvalRecord) -> str:
+    """What a record measured, as text: equal for records that answer the same question."""
+    about = {k: v for k, v in dataclasses.asdict(record).items() if k not in _OUTCOME}
+    return json.dumps(_finite(about), sort_keys=True)
+
+
 def append_records(file: Path, records: Sequence[EvalRecord]) -> None:
     """Add lines to a file of records, each in one piece: others may be writing to it too."""
     with explained(file), file.open("ab") as stream:
@@ -76,6 +86,17 @@ def read_records(file: Path) -> list[EvalRecord]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{file}, line {number}: not a record ({error})") from error
     return records
+
+
+def resume_records(file: Path) -> list[EvalRecord]:
+    """What a file of records holds, none if it is not there. A last line that was cut off by a kill is
+    taken out, so that more can be appended."""
+    if not file.exists():
+        return []
+    with explained(file), file.open("r+b") as stream:
+        content = stream.read()
+        stream.truncate(content.rfind(b"\n") + 1)
+    return read_records(file)
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What `xdlm eval` can measure, a module each."""
