@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from xdlm.cli.options import parse
@@ -10,17 +12,24 @@ from xdlm.cli.progress import console
 from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.files import check_writable, write_atomic
+from xdlm.report.dynamics import courses, crossover_table, dynamics_table, plot_dynamics
 from xdlm.report.figures import plot_generation, plot_trade_off, trade_off
+from xdlm.report.sweep import plot_sweep, sweep
 from xdlm.report.tables import generation_table, perplexity_table
 
 _DESCRIPTION = """Tables (Markdown and CSV) and figures (PNG and SVG) from the records that `xdlm eval`
-wrote. Results that do not compare (other data, judge, precision or settings) are refused, and the
-difference is named.
+wrote: perplexity by text; generated text by number of steps; what training did, and who leads when, where
+there are results of several checkpoints of a model (the other tables show each model's last); quality by
+mixing ratio, where there are three ratios or more. Results that do not compare (other data, judge,
+precision or settings) are refused, and the difference is named.
 
 examples:
   xdlm report --records results.jsonl --out report/
-  xdlm report --records mdlm.jsonl xdlm.jsonl --out report/ --trade-off corpus:heldout --steps 32
+  xdlm report --records mdlm.jsonl xdlm.jsonl --out report/ --trade-off zero-shot --steps 32
+  xdlm report --records dynamics.jsonl --out report/
 """
+
+Plot = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class Options:
     out: str
     """Folder to write to."""
     trade_off: str | None = None
-    """Draw likelihood of this text against quality of generated text."""
+    """Draw likelihood of this text against quality of generated text; zero-shot is the mean of seven."""
     steps: int = 32
     """The number of sampling steps in that figure."""
 
@@ -41,13 +50,22 @@ def run(arguments: list[str]) -> None:
     if not records:
         raise UserError("there are no records; give files that `xdlm eval --records` wrote")
     # All is compared before anything is written, so that what does not compare leaves nothing.
-    made = {"perplexity": perplexity_table(records), "generation": generation_table(records)}
+    course = courses(records)
+    made = {
+        "perplexity": perplexity_table(records),
+        "generation": generation_table(records),
+        "dynamics": dynamics_table(course) if course else None,
+        "crossovers": crossover_table(course),
+    }
     tables = {name: table for name, table in made.items() if table is not None}
-    if options.trade_off is not None:
-        trade_off(records, data=options.trade_off, steps=options.steps)
+    figures = _figures(records, options)
+    if course:
+        figures["dynamics"] = partial(plot_dynamics, course)
     out = Path(options.out)
     check_writable(out)
-    figures = _figures(records, options, out)
+    for name, plot in figures.items():
+        for kind in ("png", "svg"):
+            plot(out / f"{name}.{kind}")
     pages = [table.markdown() for table in tables.values()]
     pictures = "".join(f"![{name}]({name}.png)\n" for name in figures)
     write_atomic(out / "report.md", "# Results\n\n" + "\n".join(pages) + "\n" + pictures)
@@ -58,17 +76,21 @@ def run(arguments: list[str]) -> None:
     console().print(f"-> {out / 'report.md'}", markup=False)
 
 
-def _figures(records: list[EvalRecord], options: Options, out: Path) -> list[str]:
-    """Draw what there is to draw; the names of the figures."""
-    names = []
+def _figures(records: list[EvalRecord], options: Options) -> dict[str, Plot]:
+    """What there is to draw, by name."""
+    figures: dict[str, Plot] = {}
     if any(record.metric == "gen_ppl" for record in records):
-        names.append("generation")
-        for kind in ("png", "svg"):
-            plot_generation(records, out / f"generation.{kind}")
+        figures["generation"] = partial(plot_generation, records)
     if options.trade_off is not None:
-        names.append("trade-off")
-        for kind in ("png", "svg"):
-            plot_trade_off(
-                records, out / f"trade-off.{kind}", data=options.trade_off, steps=options.steps
-            )
-    return names
+        spots = trade_off(records, data=options.trade_off, steps=options.steps)
+        figures["trade-off"] = partial(
+            plot_trade_off, spots, data=options.trade_off, steps=options.steps
+        )
+    try:
+        panels = sweep(records)
+    except UserError as reason:  # the tables may stand without it
+        console().print(f"k-sweep not drawn: {reason}", markup=False, soft_wrap=True)
+    else:
+        if panels:
+            figures["k-sweep"] = partial(plot_sweep, panels)
+    return figures

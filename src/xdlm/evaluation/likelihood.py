@@ -170,7 +170,7 @@ def summarise(
     The variance of a row is half the mean squared difference of neighbours, or better a sixth of that
     of second differences, which what changes steadily with time does not enter. A batch of one row (the
     tail) is taken to vary as the others do. If there is nothing but one row, its draws are all there
-    is to go by; they are spread evenly, so this overstates the error.
+    is to go by. With very few rows and draws, errors are overstated.
     """
     draws = estimates[0].shape[1]
     rows = [batch.mean(1) for batch in estimates]
@@ -181,7 +181,7 @@ def summarise(
     if spread:
         variance = n_rows * float(torch.cat(spread).mean())
     else:
-        variance = float(estimates[0].var()) / draws if draws > 1 else math.nan
+        variance = float(_squares(estimates[0][0]).mean()) / draws if draws > 1 else math.nan
     mean, stderr = total / n_tokens, math.sqrt(variance) / n_tokens
     value = math.exp(mean) if mean < 700 else math.inf
     return Likelihood(
@@ -192,7 +192,7 @@ def summarise(
 
 
 def _squares(batch: Tensor) -> Tensor:
-    """Estimates of the variance of a row, from neighbours or from threes of them."""
+    """Estimates of the variance of one of these, from neighbours or from threes of them."""
     return batch.diff() ** 2 / 2 if len(batch) == 2 else batch.diff(n=2) ** 2 / 6
 
 

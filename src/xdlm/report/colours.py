@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdlm.sampling import Change
@@ -25,3 +26,13 @@ LOOKS: dict[Change, Look] = {
     Change.REFINE: Look("#4169E1", "refined", "token → token"),
     Change.REMASK: Look("#B31B1B", "remasked", "token → mask"),
 }
+
+#: Colours of lines, told apart by most of those who do not see all colours (Okabe and Ito).
+_SERIES = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31",
+)  # fmt: skip
+
+
+def series_colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour for each name, in their order; they repeat after eight."""
+    return {name: _SERIES[i % len(_SERIES)] for i, name in enumerate(dict.fromkeys(names))}

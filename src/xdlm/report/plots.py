@@ -23,6 +23,7 @@ Records = Sequence[dict[str, Any]]
 
 _DPI = 130
 _PANEL_INCHES = (6.4, 4.0)
+_COLUMNS = 3
 _INK, _FAINT = "#333333", "#D9D9D9"
 _LOSS, _VALIDATION, _REFERENCE = "#1F4E79", "#D9822B", "#777777"
 
@@ -76,7 +77,7 @@ def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, ax
 
 
 def save_panels(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
-    """Draw panels in a row and write them at once, as SVG if the file's name says so and PNG if not.
+    """Draw panels, three in a row, and write them at once: as SVG if the file's name says so, or PNG.
 
     A `Figure` of its own instead of pyplot: no display, no global state, nothing to close.
     """
@@ -88,10 +89,12 @@ def save_panels(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
         raise UserError("plots need matplotlib: pip install 'xdlm[log]'") from error
 
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width * len(panels), height), layout="constrained")
+    columns = min(len(panels), _COLUMNS)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        draw(axes)
+    for place, draw in enumerate(panels, start=1):
+        draw(figure.add_subplot(lines, columns, place))
     image = BytesIO()
     if file.suffix == ".svg":
         with rc_context({"svg.hashsalt": "xdlm"}):  # the same picture, the same bytes
@@ -102,7 +105,7 @@ def save_panels(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
 
 
 def _draw_transitions(axes: Axes, trajectory: Trajectory) -> None:
-    _clean(axes)
+    clean(axes)
     steps = np.arange(1, trajectory.steps + 1)
     base = np.zeros(trajectory.steps)
     counts = trajectory.counts()
@@ -141,7 +144,7 @@ def _draw_loss(axes: Axes, records: Records, reference: float | None, name: str)
     points = [(r["step"], r["loss"]) for r in records if "loss" in r]
     if not points:
         raise UserError("there is no loss to plot: the log has no record with one")
-    _clean(axes)
+    clean(axes)
     steps, losses = np.array(points, dtype=float).T
     axes.plot(steps, losses, color=_LOSS, alpha=0.25, linewidth=1.0, label="training loss")
     axes.plot(steps, _smooth(losses), color=_LOSS, linewidth=1.8, label="smoothed")
@@ -180,7 +183,7 @@ def _draw_speed(axes: Axes, cells: Sequence[Speed], title: str) -> None:
     axes.set_ylabel("tokens per second")
     axes.set_title(f"{cells[0].task} ({title})")
     axes.legend()
-    _clean(axes)
+    clean(axes)
 
 
 def _draw_scan(
@@ -198,10 +201,10 @@ def _draw_scan(
     axes.set_ylabel({"seconds": "seconds per run", "peak_gb": "peak memory, GB"}[what])
     axes.set_title(title)
     axes.legend(fontsize=7)
-    _clean(axes)
+    clean(axes)
 
 
-def _clean(axes: Axes) -> None:
+def clean(axes: Axes) -> None:
     """Keep what carries information: two thin axes and a faint horizontal grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_FAINT)

@@ -18,6 +18,8 @@ from xdlm.evaluation.records import EvalRecord
 #: What must agree between any two records of a table, beside what its columns say.
 _ALWAYS = ("dtype", "weights", "tokenizer_sha256", "length")
 _SAMPLING = ("sampler", "temperature", "top_p", "n")
+#: What is shown of generated text, and under which heading.
+_GENERATED = {"gen_ppl": "perplexity", "entropy": "entropy", "mauve": "MAUVE"}
 _NAMES = {"masked": "MDLM", "uniform": "UDLM", "mixed": "XDLM", "gidd": "GIDD"}
 
 
@@ -50,19 +52,30 @@ def method_of(record: EvalRecord) -> str:
     return f"XDLM k={0.1 if k is None else k:g}"
 
 
-def labels(records: Sequence[EvalRecord]) -> Callable[[EvalRecord], str]:
-    """Names for the models of some records: their methods, where that tells them apart."""
+def labels(records: Sequence[EvalRecord], *, by_step: bool = True) -> Callable[[EvalRecord], str]:
+    """Names for the models of some records: their methods, where that tells them apart. A model at two
+    training steps is two models, unless `by_step` says otherwise."""
     models: dict[str, set[tuple[str, int]]] = {}
     for record in records:
-        models.setdefault(method_of(record), set()).add((record.model, record.step))
+        one = (record.model, record.step if by_step else 0)
+        models.setdefault(method_of(record), set()).add(one)
 
     def label(record: EvalRecord) -> str:
         method = method_of(record)
         if len(models[method]) == 1:
             return method
-        return f"{method} ({record.model}, step {record.step})"
+        step = f", step {record.step}" if by_step else ""
+        return f"{method} ({record.model}{step})"
 
     return label
+
+
+def latest(records: Sequence[EvalRecord]) -> list[EvalRecord]:
+    """Of each model the records of its last training step; what came before is for dynamics to show."""
+    last: dict[str, int] = {}
+    for record in records:
+        last[record.model] = max(record.step, last.get(record.model, 0))
+    return [record for record in records if record.step == last[record.model]]
 
 
 def check_alike(records: Sequence[EvalRecord], fields: Sequence[str], what: str) -> None:
@@ -79,14 +92,11 @@ def check_alike(records: Sequence[EvalRecord], fields: Sequence[str], what: str)
 
 def perplexity_table(records: Sequence[EvalRecord]) -> TextTable | None:
     """A line per model, a column per text."""
-    found = [r for r in records if r.metric == "ppl"]
+    found = latest([r for r in records if r.metric == "ppl"])
     if not found:
         return None
-    check_alike(found, _ALWAYS, "perplexity")
+    check_perplexity(found)
     texts = list(dict.fromkeys(str(r.data) for r in found))
-    for text in texts:
-        own = [r for r in found if r.data == text]
-        check_alike(own, ("data_sha256", "n"), f"perplexity of {text}")
     label = labels(found)
     cells: dict[str, dict[str, str]] = {}
     for record in found:
@@ -96,32 +106,49 @@ def perplexity_table(records: Sequence[EvalRecord]) -> TextTable | None:
 
 
 def generation_table(records: Sequence[EvalRecord]) -> TextTable | None:
-    """A line per model, two columns per number of steps: the judge's perplexity, and entropy."""
-    found = [r for r in records if r.metric in ("gen_ppl", "entropy")]
+    """A line per model; per number of steps the judge's perplexity, entropy, and MAUVE if there is one."""
+    found = latest([r for r in records if r.metric in _GENERATED])
     if not found:
         return None
     check_generation(found)
+    present = {r.metric for r in found}
+    metrics = {name: title for name, title in _GENERATED.items() if name in present}
     steps = sorted({int(r.steps or 0) for r in found})
     label = labels(found)
     cells: dict[str, dict[str, str]] = {}
     for record in found:
         place = f"{record.metric} {record.steps}"
         _put(cells.setdefault(label(record), {}), place, _cell(record), label(record))
-    columns = [f"{name} {count}" for count in steps for name in ("gen_ppl", "entropy")]
-    heads = [
-        f"{'perplexity' if name == 'gen_ppl' else name}, {count} steps"
-        for count in steps
-        for name in ("gen_ppl", "entropy")
-    ]
+    columns = [f"{name} {count}" for count in steps for name in metrics]
+    heads = [f"{title}, {count} steps" for count in steps for title in metrics.values()]
     rows = [[model, *(row.get(column, "") for column in columns)] for model, row in cells.items()]
     judge = next((r.judge for r in found if r.judge), "none")
-    return TextTable(f"Generated text, judge: {judge}", ["model", *heads], rows)
+    real = real_text(records)
+    beside = "" if real is None else f"; real text ({real.data}): {_cell(real)}"
+    return TextTable(f"Generated text, judge: {judge}{beside}", ["model", *heads], rows)
+
+
+def real_text(records: Sequence[EvalRecord]) -> EvalRecord | None:
+    """What the judge of the generated texts says of real text, if that was recorded."""
+    judges = {r.judge_sha256 for r in records if r.metric == "gen_ppl"}
+    found = [r for r in records if r.metric == "real_ppl" and r.judge_sha256 in judges]
+    check_alike(found, ("judge_sha256", "data_sha256", "length", "n"), "real text")
+    return found[0] if found else None
+
+
+def check_perplexity(records: Sequence[EvalRecord]) -> None:
+    check_alike(records, _ALWAYS, "perplexity")
+    for text in dict.fromkeys(r.data for r in records):
+        own = [r for r in records if r.data == text]
+        check_alike(own, ("data_sha256", "n"), f"perplexity of {text}")
 
 
 def check_generation(records: Sequence[EvalRecord]) -> None:
     check_alike(records, (*_ALWAYS, *_SAMPLING), "generated text")
-    judged = [r for r in records if r.metric == "gen_ppl"]
+    judged = [r for r in records if r.judge is not None]
     check_alike(judged, ("judge", "judge_sha256"), "generated text")
+    compared = [r for r in records if r.metric == "mauve"]
+    check_alike(compared, ("data_sha256",), "MAUVE")
 
 
 def _put(row: dict[str, str], place: str, cell: str, model: str) -> None:
@@ -130,10 +157,13 @@ def _put(row: dict[str, str], place: str, cell: str, model: str) -> None:
 
 
 def _cell(record: EvalRecord) -> str:
-    if record.value is None:
+    return cell(record.value, record.stderr, 3 if record.metric in ("entropy", "mauve") else 2)
+
+
+def cell(value: float | None, stderr: float | None, digits: int) -> str:
+    if value is None:
         return "inf"
-    error = "" if record.stderr is None else f" ± {record.stderr:.2f}"
-    return f"{record.value:.2f}{error}"
+    return f"{value:.{digits}f}" + ("" if stderr is None else f" ± {stderr:.{digits}f}")
 
 
 def _short(value: Any) -> str:
