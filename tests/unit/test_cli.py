@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from xdlm.cli.eval import MEASURES
 from xdlm.cli.main import VERBS, main
 from xdlm.evaluation.records import read_records
 
@@ -35,6 +36,15 @@ def test_every_verb_has_help_with_examples(verb: str, capsys) -> None:
         main([verb, "--help"])
     assert stop.value.code in (0, None)
     assert f"xdlm {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_every_measure_has_help_with_examples(measure: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", measure, "--help"])
+    assert stop.value.code in (0, None)
+    shown = capsys.readouterr().out
+    assert "examples:" in shown and f"xdlm eval {measure} " in shown and "--seed" in shown
 
 
 def test_usage_lists_every_verb(capsys) -> None:
@@ -71,6 +81,9 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["eval"], "which measure"),
         (["eval", "gen", "--steps", "0"], "at least 1"),
         (["eval", "gen", "--judge", "nowhere"], "no judge at nowhere"),
+        (["eval", "gen", "--mauve"], "MAUVE needs a judge with hidden states"),
+        (["eval", "dynamic"], "did you mean 'dynamics'"),
+        (["eval", "dynamics", "nowhere"], "nowhere holds no checkpoints"),
         (["eval", "ppl", "--data", "ptb:test"], "ptb:test is not there"),
         (["prepare", "--data", "nowhere", "--out", "x"], "no such file or folder"),
         (

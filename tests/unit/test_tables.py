@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_generation import record
 
 from xdlm import UserError
 from xdlm.cli.main import main
 from xdlm.evaluation.records import EvalRecord, append_records
-from xdlm.report.figures import trade_off
+from xdlm.report.dynamics import courses, crossover_table, leads
+from xdlm.report.figures import Spot, draw_trade_off, trade_off
+from xdlm.report.sweep import both_ends, sweep
 from xdlm.report.tables import generation_table, method_of, perplexity_table
 
 
@@ -107,6 +111,134 @@ def test_frontier() -> None:
     ]  # fmt: skip
     with pytest.raises(UserError, match="no model has both"):
         trade_off(records, data="ptb:test", steps=16)
+
+
+def test_the_mean_of_mauve_and_real_text_stand_beside() -> None:
+    """MAUVE has a column where it was measured, and the judge's view of real text is in the title."""
+    real = of("masked", "a", metric="real_ppl", value=12.0, data="d", data_sha256="d", judge="j",
+              judge_sha256="1")  # fmt: skip
+    score = of("masked", "a", metric="mauve", value=0.5, steps=8, sampler="thinned", temperature=1.0,
+               top_p=1.0, length=128, judge="j", judge_sha256="1", stderr=None)  # fmt: skip
+    table = generation_table([*gen("masked", "a", 8, 90.0), score, real])
+    assert table is not None
+    assert table.columns == ["model", "perplexity, 8 steps", "entropy, 8 steps", "MAUVE, 8 steps"]
+    assert table.rows == [["MDLM", "90.00 ± 0.10", "3.000 ± 0.100", "0.500"]]
+    assert table.title.endswith("real text (d): 12.00 ± 0.10")
+
+
+def test_tables_show_the_last_checkpoint() -> None:
+    table = perplexity_table([ppl("masked", "a", 30.0, step=5), ppl("masked", "a", 20.0, step=9)])
+    assert table is not None and table.rows == [["MDLM", "20.00 ± 0.10"]]
+
+
+def course(model: str, *values: float, kind: str = "masked", **changes: object) -> list[EvalRecord]:
+    steps = range(100, 100 * len(values) + 1, 100)
+    return [
+        ppl(kind, model, value, step=step, **changes)
+        for step, value in zip(steps, values, strict=True)
+    ]
+
+
+def test_who_leads_when() -> None:
+    """Lines that are straight in the logarithm cross where their logarithms do."""
+    found = courses([*course("a", 8, 8, 8), *course("b", 16, 4, 8, kind="mixed")])
+    assert [c.quantity for c in found] == ["perplexity of ptb:test"]
+    first, second = leads(found[0].lines)
+    assert (first.name, first.start, first.sure) == ("MDLM", 100, True)
+    assert first.stop == second.start == pytest.approx(150)
+    assert (second.name, second.stop, second.sure) == ("XDLM k=0.1", 300, True)
+    table = crossover_table(found)
+    assert table is not None and [row[3] for row in table.rows] == ["MDLM", "XDLM k=0.1"]
+
+
+def test_a_lead_within_the_error_is_not_sure() -> None:
+    found = courses([*course("a", 8, 8, stderr=1.0), *course("b", 9, 9, kind="mixed", stderr=1.0)])
+    assert [(lead.name, lead.sure) for lead in leads(found[0].lines)] == [("MDLM", False)]
+    alone = courses(course("a", 8, 8))
+    assert leads(alone[0].lines) == [] and crossover_table(alone) is None
+
+
+def test_who_leads_where_lines_do_not_reach() -> None:
+    """Only where two models were measured is anyone ahead of anyone."""
+    short = course("b", 9, 9, kind="mixed")[1:]
+    longer = course("c", 10, 10, 10, 10, kind="uniform")
+    assert leads(courses([*course("a", 8, 8), *short, *longer])[0].lines)[0].name == "MDLM"
+    assert leads(courses([*course("a", 8, 8), *short, *longer])[0].lines)[-1].stop == 200
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("data_sha256", "other"), ("dtype", "bfloat16"), ("n", 9), ("weights", "raw"),
+])  # fmt: skip
+def test_unlike_checkpoints_are_refused(field: str, value: object) -> None:
+    """They may differ in their step, and in nothing else that matters."""
+    assert courses([*course("a", 8, 8), *course("b", 9, 9)])
+    other = course("b", 9, 9, kind="mixed", **{field: value})
+    with pytest.raises(UserError, match=f"records differ in {field}"):
+        courses([*course("a", 8, 8), *other])
+    with pytest.raises(UserError, match=f"records differ in {field}"):
+        courses([*course("a", 8, 8)[:1], *course("a", 8, 8, **{field: value})[1:]])
+
+
+def of_ratio(k: float, model: str, **changes: object) -> list[EvalRecord]:
+    kind = {0: "masked", 1: "uniform"}.get(k, "mixed")
+    about = {"k": k if kind == "mixed" else None, **changes}
+    return [ppl(kind, model, 20 + k, **about), *gen(kind, model, 8, 9 - k, **about)]
+
+
+RATIOS = {0.0: "a", 0.001: "b", 0.1: "c", 0.9: "d", 1.0: "e"}
+
+
+def test_sweep_over_the_mixing_ratio() -> None:
+    records = [r for k, model in RATIOS.items() for r in of_ratio(k, model)]
+    panels = sweep([*records, ppl("gidd", "g", 3.0)])
+    assert list(panels) == ["perplexity of text", "generative perplexity", "entropy, nats"]
+    assert [(p.x, p.y) for p in panels["perplexity of text"]["ptb:test"]] == [
+        (k, 20 + k) for k in RATIOS
+    ]
+    assert [p.x for p in panels["generative perplexity"]["8 steps"]] == list(RATIOS)
+    assert sweep(records[:6]) == {}, "two ratios are no sweep"
+    with pytest.raises(UserError, match=r"two models of k = 0\.1, c and z"):
+        sweep([*records, *of_ratio(0.1, "z")])
+    with pytest.raises(UserError, match="records differ in step"):
+        sweep([*records[:-3], *of_ratio(1.0, "e", step=9)])
+
+
+def test_the_axis_of_ratios_goes_there_and_back() -> None:
+    there, back = both_ends(list(RATIOS))
+    k = np.array([-0.001, 0, 1e-4, 0.3, 0.99, 1, 1.01])
+    np.testing.assert_allclose(back(there(k)), k, atol=1e-12)
+    places = there(np.array(list(RATIOS)))
+    assert np.diff(places).min() > 0.08 * (places[-1] - places[0]), "room for each label"
+
+
+def test_names_of_points_do_not_overlap(tmp_path: Path) -> None:
+    """Models that are all but equal, as figures find them."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    spots = [Spot(f"XDLM k=0.{i}", 50 + 0.01 * i, 60 - 0.01 * i, True) for i in range(5)]
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    draw_trade_off(axes, [*spots, Spot("UDLM", 90, 20, True)], "ptb:test", 8)
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 6
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_command_draws_sweeps_or_says_why_not(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "r.jsonl"
+    append_records(file, [r for k, model in RATIOS.items() for r in of_ratio(k, model)])
+    main(["report", "--records", str(file), "--out", str(tmp_path / "one")])
+    assert (tmp_path / "one" / "k-sweep.png").is_file() and (
+        tmp_path / "one" / "k-sweep.svg"
+    ).is_file()
+    append_records(file, of_ratio(0.5, "f", step=77))
+    capsys.readouterr()
+    main(["report", "--records", str(file), "--out", str(tmp_path / "two")])
+    assert "k-sweep not drawn: k sweep: records differ in step" in capsys.readouterr().err
+    assert not (tmp_path / "two" / "k-sweep.png").exists()
 
 
 def test_command(tmp_path: Path, capsys) -> None:

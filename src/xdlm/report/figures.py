@@ -113,7 +113,7 @@ def plot_generation(records: Sequence[EvalRecord], file: Path) -> None:
 def plot_trade_off(spots: Sequence[Spot], file: Path, *, data: str, steps: int) -> None:
     """Perplexity of a text against that of generated text, a point per model, and the frontier: the
     models that no other one beats in both."""
-    save_panels(file, [lambda axes: _draw_trade_off(axes, spots, data, steps)])
+    save_panels(file, [lambda axes: draw_trade_off(axes, spots, data, steps)])
 
 
 def trade_off(records: Sequence[EvalRecord], *, data: str, steps: int) -> list[Spot]:
@@ -156,7 +156,7 @@ def _draw_by_steps(
     legend(axes)
 
 
-def _draw_trade_off(axes: Axes, spots: Sequence[Spot], data: str, steps: int) -> None:
+def draw_trade_off(axes: Axes, spots: Sequence[Spot], data: str, steps: int) -> None:
     for spot in spots:
         axes.plot(
             [spot.understanding], [spot.generation], "o", color=_BEST if spot.best else _BEATEN

@@ -78,7 +78,7 @@ def plot_sweep(panels: dict[str, Lines], file: Path) -> None:
 
 def _draw(axes: Axes, title: str, lines: Lines, ratios: Sequence[float]) -> None:
     draw_lines(axes, lines, series_colours(lines))
-    axes.set_xscale("function", functions=_both_ends(ratios))
+    axes.set_xscale("function", functions=both_ends(ratios))
     axes.set_xticks(ratios, [_NAMED.get(k, f"{k:g}") for k in ratios])
     axes.minorticks_off()
     if "perplexity" in title:
@@ -88,7 +88,7 @@ def _draw(axes: Axes, title: str, lines: Lines, ratios: Sequence[float]) -> None
     legend(axes, drop=0.24)
 
 
-def _both_ends(
+def both_ends(
     ratios: Sequence[float],
 ) -> tuple[Callable[[NDArray], NDArray], Callable[[NDArray], NDArray]]:
     """k -> log((k + a)/(1 - k + b)) and back, with a and b so that 0 and 1 stand a step from their
