@@ -59,13 +59,13 @@ def plot_overview(
 
 
 def plot_speed(cells: Sequence[Speed], file: Path, *, title: str) -> None:
-    """Tokens per second of each method and task, ours beside plain, on a log axis."""
+    """Tokens per second of each method and task, ours beside plain."""
     tasks = list(dict.fromkeys(cell.task for cell in cells))
 
     def panel(task: str) -> Callable[[Axes], None]:
         return lambda axes: _draw_speed(axes, [c for c in cells if c.task == task], title)
 
-    save_panels(file, [panel(task) for task in tasks])
+    save_panels(file, [panel(task) for task in tasks], columns=2)
 
 
 def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, axis: str) -> None:
@@ -76,8 +76,10 @@ def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, ax
     save_panels(file, panels)
 
 
-def save_panels(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
-    """Draw panels, three in a row, and write them at once: as SVG if the file's name says so, or PNG.
+def save_panels(
+    file: Path, panels: Sequence[Callable[[Axes], None]], columns: int = _COLUMNS
+) -> None:
+    """Draw panels, so many in a row, and write them at once: as SVG if the file's name says so, or PNG.
 
     A `Figure` of its own instead of pyplot: no display, no global state, nothing to close.
     """
@@ -89,7 +91,7 @@ def save_panels(file: Path, panels: Sequence[Callable[[Axes], None]]) -> None:
         raise UserError("plots need matplotlib: pip install 'xdlm[log]'") from error
 
     width, height = _PANEL_INCHES
-    columns = min(len(panels), _COLUMNS)
+    columns = min(len(panels), columns)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
     FigureCanvasAgg(figure)
@@ -170,19 +172,22 @@ def _draw_loss(axes: Axes, records: Records, reference: float | None, name: str)
 
 def _draw_speed(axes: Axes, cells: Sequence[Speed], title: str) -> None:
     methods = list(dict.fromkeys(cell.method for cell in cells))
-    for offset, (impl, colour) in enumerate((("ours", _LOSS), ("plain", _REFERENCE))):
+    colours = {"ours": _LOSS, "plain": _REFERENCE}
+    shown = list(dict.fromkeys(cell.impl for cell in cells))
+    for i, impl in enumerate(shown):
         chosen = [cell for cell in cells if cell.impl == impl]
-        places = [methods.index(cell.method) + 0.4 * offset - 0.2 for cell in chosen]
-        bars = axes.bar(
-            places, [c.tokens_per_s for c in chosen], width=0.38, color=colour, label=impl
-        )
-        axes.bar_label(bars, [f"{c.tokens_per_s:,.0f}" for c in chosen], fontsize=6, padding=2)
-    axes.set_yscale("log")
-    axes.margins(y=0.15)
+        offset = 0.4 * (i - (len(shown) - 1) / 2)
+        places = [methods.index(cell.method) + offset for cell in chosen]
+        speeds = [cell.tokens_per_s for cell in chosen]
+        bars = axes.bar(places, speeds, width=0.38, color=colours[impl], label=impl)
+        axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], fontsize=8, padding=2)
+    axes.margins(y=0.1)
     axes.set_xticks(range(len(methods)), methods)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylabel("tokens per second")
     axes.set_title(f"{cells[0].task} ({title})")
-    axes.legend()
+    # Above the bars there is no room that would be free for sure.
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     clean(axes)
 
 
