@@ -22,14 +22,14 @@ from torch import Tensor
 
 from xdlm.bundled import NAMES, bundled_folder
 from xdlm.config import RunConfig
-from xdlm.data import Rows, pack
+from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
 from xdlm.models import Denoiser, build_denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
 from xdlm.sampling.ancestral import Last
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import TextTokenizer, known_tokenizer
 from xdlm.training.checkpoint import (
     MODEL,
     RAW,
@@ -245,9 +245,13 @@ def find_checkpoint(name: str | Path) -> Checkpoint:
     return open_checkpoint(newest if newest is not None else folder)
 
 
-def load_tokenizer(name: str | Path) -> TextTokenizer:
-    """A bundled model's tokenizer by name, or one by path."""
-    return TextTokenizer.load(_bundled(name) or name)
+def load_tokenizer(name: str | Path, root: str | Path | None = None) -> TextTokenizer:
+    """A bundled model's tokenizer by name, one by path, or one of the papers' by name: `gpt2` and
+    `bert-base-uncased`, in the folder `root` of local data or from the hub."""
+    path = _bundled(name) or Path(name)
+    if isinstance(name, str) and not path.exists():
+        path = known_tokenizer(name, Path(root if root is not None else data_root())) or path
+    return TextTokenizer.load(path)
 
 
 def _bundled(name: str | Path) -> Path | None:

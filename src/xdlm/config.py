@@ -94,7 +94,8 @@ class DataConfig:
     val: str | None = "corpus:heldout"
     """Validation text, in the same forms; none to skip validation."""
     tokenizer: str = "pocket"
-    """A tokenizer.json, a folder that holds one, or the name of a bundled model."""
+    """A tokenizer.json, a folder that holds one, the name of a bundled model, gpt2 or bert-base-uncased
+    (from the folder of local data, or the hub)."""
     length: int = 1024
     """Tokens in a row."""
     bos: bool = False

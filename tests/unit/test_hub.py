@@ -194,3 +194,36 @@ def test_without_the_package_the_line_names_the_extra(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match=r"to fetch it from the hub install xdlm\[hub\]"):
         open_source("ptb:test", tmp_path)
+
+
+def test_a_tokenizer_is_found_or_fetched_by_name(tmp_path: Path, monkeypatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    asked = []
+
+    def download(repository: str, file: str, *, revision: str, local_dir: Path) -> None:
+        asked.append((repository, file, revision))
+        local_dir.mkdir(parents=True)
+        (local_dir / file).write_text(load_tokenizer("pocket").to_json(), encoding="utf-8")
+
+    asking = SimpleNamespace(model_info=lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: asking)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    for _ in range(2):  # the second time it is there
+        assert load_tokenizer("gpt2", tmp_path).digest == load_tokenizer("pocket").digest
+    assert [name for name, *_ in asked] == ["openai-community/gpt2"] and len(asked[0][2]) == 40
+    monkeypatch.setenv("XDLM_DATA", str(tmp_path))
+    assert load_tokenizer("gpt2").size == load_tokenizer("pocket").size
+    monkeypatch.chdir(tmp_path)  # a folder of that name comes first
+    (tmp_path / "gpt2" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="is not a tokenizer file"):
+        load_tokenizer("gpt2")
+
+    def no_network(*_: object, **__: object) -> None:
+        raise ConnectionError("the network\nis gone")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", no_network)
+    with pytest.raises(UserError, match=r"bert-base-uncased is not at .* the network is gone"):
+        load_tokenizer("bert-base-uncased")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match=r"install xdlm\[hub\]"):
+        load_tokenizer("bert-base-uncased")

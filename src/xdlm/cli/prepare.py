@@ -23,8 +23,8 @@ fetched into it from the hub, as files of one commit, where they are not there a
 
 examples:
   xdlm prepare --data my-texts/ --tokenizer pocket --out prepared/mine
-  xdlm prepare --data openwebtext:train --root /data --tokenizer /data/gpt2 --out prepared/owt --workers 4
-  xdlm prepare --data fineweb-edu:train --root /data --tokenizer /data/gpt2 --out prepared/fineweb-edu
+  xdlm prepare --data openwebtext:train --root /data --tokenizer gpt2 --out prepared/owt --workers 4
+  xdlm prepare --data fineweb-edu:train --root /data --tokenizer gpt2 --out prepared/fineweb-edu
   xdlm train recipes/cpu-tiny.yaml --data.train prepared/mine
 """
 
@@ -36,7 +36,8 @@ class Options:
     out: str
     """Folder to write to."""
     tokenizer: str = "pocket"
-    """A tokenizer.json, a folder that holds one, or the name of a bundled model."""
+    """A tokenizer.json, a folder that holds one, the name of a bundled model, gpt2 or bert-base-uncased
+    (from --root, or the hub)."""
     root: str | None = None
     """Folder of the papers' corpora; by default that of the variable XDLM_DATA, or data."""
     workers: int = 1
@@ -52,7 +53,7 @@ class Options:
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm prepare", description=_DESCRIPTION)
     source = open_source(options.data, options.root)
-    tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer = load_tokenizer(options.tokenizer, options.root)
     rate, screen = _Rate(), console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:

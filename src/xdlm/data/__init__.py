@@ -1,7 +1,7 @@
 """Text: where it is, how it reads, how it is cut, and the order of training."""
 
 from xdlm.data.ahead import Ahead
-from xdlm.data.documents import EMBEDDED, Source, open_source, read_documents
+from xdlm.data.documents import EMBEDDED, Source, data_root, open_source, read_documents
 from xdlm.data.loading import load_rows
 from xdlm.data.order import ShuffledOrder
 from xdlm.data.packing import Rows, TokensInMemory, TokenStream, pack
@@ -22,6 +22,7 @@ __all__ = [
     "Source",
     "TokenStream",
     "TokensInMemory",
+    "data_root",
     "is_prepared",
     "load_rows",
     "open_source",

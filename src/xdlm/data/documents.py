@@ -67,7 +67,7 @@ def open_source(source: str, root: str | Path | None = None) -> Source:
         return Source(source, (file,))
     name, colon, part = source.partition(":")
     if colon and not Path(source).exists():
-        return _open_known(source, name, part, Path(root or _default_root()))
+        return _open_known(source, name, part, Path(root or data_root()))
     path = Path(source)
     if path.is_file():
         if split_name(path)[0] not in FORMATS:
@@ -118,7 +118,8 @@ def _open_known(source: str, name: str, part: str, root: Path) -> Source:
     return Source(source, tuple(found), reader, spec.detokenizer, split, revision)
 
 
-def _default_root() -> str:
+def data_root() -> str:
+    """The folder of local data."""
     return os.environ.get(ROOT_VARIABLE, DEFAULT_ROOT)
 
 

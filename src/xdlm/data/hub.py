@@ -17,6 +17,7 @@ from pathlib import Path
 from xdlm.data.specs import DatasetSpec, Split
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
+from xdlm.hub import hub_library
 
 _FOLDER, _SCRATCH, _LOCK, _REVISION = "hub", ".hub.partial", ".hub.lock", "revision.json"
 
@@ -52,20 +53,17 @@ def fetch(spec: DatasetSpec, folder: Path, absent: str) -> None:
     """Bring all splits of a corpus into its folder; `absent` begins the message if that fails. Of several
     processes one fetches and the others wait."""
     assert spec.hub is not None
-    try:
-        from filelock import FileLock
-        from huggingface_hub import HfApi, snapshot_download
-    except ImportError as error:
-        raise UserError(f"{absent}; to fetch it from the hub install xdlm[hub]") from error
     scratch, target = folder / _SCRATCH, fetched_folder(folder)
     patterns = sorted({split.hub for split in spec.splits.values() if split.hub is not None})
-    try:
-        commit = HfApi().dataset_info(spec.hub, revision=spec.hub_revision).sha
+    with hub_library(absent, spec.hub) as hub:
+        from filelock import FileLock  # comes with the library
+
+        commit = hub.HfApi().dataset_info(spec.hub, revision=spec.hub_revision).sha
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / _LOCK):
             if target.is_dir():
                 return
-            snapshot_download(
+            hub.snapshot_download(
                 spec.hub, repo_type="dataset", revision=commit, allow_patterns=patterns,
                 local_dir=scratch,
             )  # fmt: skip
@@ -73,6 +71,3 @@ def fetch(spec: DatasetSpec, folder: Path, absent: str) -> None:
             about = {"repository": spec.hub, "commit": commit}
             write_atomic(scratch / _REVISION, json.dumps(about, indent=2) + "\n")
             scratch.rename(target)
-    except Exception as error:  # the library raises whatever its network layers do
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{absent}, and {spec.hub} cannot be fetched: {reason}") from error
