@@ -28,6 +28,7 @@ SHORTER = {
     "bench": ["--repeats", "1", "--warmup", "1", "--sample-repeats", "1", "--steps", "2"],
     "eval ppl": ["--max-rows", "4", "--draws", "1"],
     "eval gen": ["--length", "16"],
+    "eval dynamics": ["--steps", "2", "--draws", "1"],
 }  # fmt: skip
 
 
