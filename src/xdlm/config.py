@@ -175,6 +175,8 @@ class TrainConfig:
     """Folder for checkpoints and logs."""
     steps: int = 1_000_000
     """Optimiser steps."""
+    minutes: float | None = None
+    """Stop after so many minutes, if that comes first, and save; --resume goes on."""
     batch: int = 512
     """Rows per optimiser step."""
     micro_batch: int = 32
@@ -215,6 +217,8 @@ class TrainConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise UserError(f"train.minutes must be positive, got {self.minutes}")
         if not 0 <= self.seed < 2**31:
             raise UserError(f"train.seed must lie in 0..2^31-1, got {self.seed}")
         if min(self.eval_every, self.save_every, self.keep_every) < 0:

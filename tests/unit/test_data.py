@@ -15,7 +15,7 @@ import pytest
 
 from xdlm import UserError
 from xdlm.api import load_tokenizer
-from xdlm.data import EMBEDDED, ShuffledOrder, pack, read_documents
+from xdlm.data import EMBEDDED, ShuffledOrder, open_source, pack, read_documents
 from xdlm.tokens import TextTokenizer
 
 HELDOUT = "corpus:heldout"
@@ -149,3 +149,18 @@ def test_order_visits_every_row_once_an_epoch() -> None:
     again = ShuffledOrder(10, seed=3)
     assert np.array_equal(again.rows(17, 9), epochs.flatten()[17:26])
     assert not np.array_equal(ShuffledOrder(10, seed=4).rows(0, 10), epochs[0])
+
+
+def test_every_so_many_documents_are_held_out(tmp_path: Path) -> None:
+    """Of one file: what validation takes is what training leaves."""
+    folder = tmp_path / "enwiki2014"
+    folder.mkdir()
+    for shard in range(4):
+        lines = [json.dumps({"id": i, "text": f"{shard} {i}"}) for i in range(401)]
+        (folder / f"wiki.{shard}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    train, held = (
+        list(open_source(f"enwiki2014:{part}", tmp_path).documents())
+        for part in ("train", "validation")
+    )
+    assert held == ["3 0", "3 200", "3 400"]
+    assert len(train) == 4 * 401 - 3 and not set(held) & set(train)

@@ -72,6 +72,21 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 90) -> None:
         time.sleep(0.02)
 
 
+def test_a_run_may_be_spent_in_pieces_of_time(tmp_path: Path) -> None:
+    config = small_run(tmp_path, steps=10_000, save_every=0)
+    short = replace(config, train=replace(config.train, minutes=0.5 / 60))
+    trainer = trainer_for(short)
+    assert trainer.run()  # as asked
+    assert 0 < trainer.step < 10_000
+    saved = open_checkpoint(latest_checkpoint(tmp_path))
+    assert saved.step == trainer.step
+    again = trainer_for(replace(config, train=replace(config.train, minutes=0.2 / 60)))
+    again.restore(saved)
+    assert again.run() and again.step > saved.step
+    with pytest.raises(UserError, match=r"train.minutes must be positive"):
+        replace(config.train, minutes=0.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
 def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int) -> None:

@@ -69,8 +69,8 @@ def run(arguments: list[str]) -> None:
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        finished = trainer.run()
-    if not finished:
+        in_order = trainer.run()
+    if not in_order:
         sys.exit(130)
 
 

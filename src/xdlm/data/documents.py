@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -41,13 +42,20 @@ class Source:
     def documents(self) -> Iterator[str]:
         """The documents in a fixed order. Empty ones are skipped."""
         detokenize, found = DETOKENIZERS[self.detokenizer], False
-        everything = chain.from_iterable(map(self.reader.documents, self.files))
+        everything = chain.from_iterable(map(self._documents_of, self.files))
         for text in _part(everything, self.split):
             if text.strip():
                 found = True
                 yield detokenize(text)
         if not found:
             raise UserError(f"{self.name} holds no text")
+
+    def _documents_of(self, file: Path) -> Iterator[str]:
+        documents, every = self.reader.documents(file), self.split.every or self.split.but_every
+        if not every or not fnmatch(file.name, self.split.sifted):
+            return documents
+        wanted = bool(self.split.every)
+        return (text for i, text in enumerate(documents) if (i % every == 0) == wanted)
 
     @property
     def bytes(self) -> int:

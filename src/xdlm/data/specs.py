@@ -19,13 +19,17 @@ class Split:
     """A part of a corpus. `files` are patterns under the data folder, of which the first that matches
     anything counts, and `single` says that it must match one file; `hub` is a pattern of its files on the
     hub, where `*` also stands for folders. `but_last` and `last` count documents, `characters` cuts the
-    text of a single file."""
+    text of a single file; `every` takes one document in so many of the files that match `sifted`, and
+    `but_every` leaves those out."""
 
     files: tuple[str, ...]
     hub: str | None = None
     but_last: int = 0
     last: int = 0
     characters: tuple[int, int] | None = None
+    every: int = 0
+    but_every: int = 0
+    sifted: str = "*"
     single: bool = False
 
 
@@ -92,6 +96,13 @@ SPECS: dict[str, DatasetSpec] = {
         hub="HuggingFaceFW/fineweb-edu",
         hub_revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
     ),
+    "enwiki2014": DatasetSpec(
+        {
+            "train": Split(("enwiki2014/*.jsonl*",), but_every=200, sifted="*.3.jsonl*"),
+            "validation": Split(("enwiki2014/*.3.jsonl*",), every=200, single=True),
+        }
+    ),
+    "novels100": DatasetSpec({"train": Split(("novels100/*.jsonl*",), single=True)}),
     "text8": DatasetSpec(
         {
             "train": Split(("text8/text8*", "text8"), characters=(0, 90_000_000), single=True),

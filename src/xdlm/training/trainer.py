@@ -7,6 +7,7 @@ import hashlib
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,8 @@ from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
 
+#: What a process may say before a step, from good to bad.
+_GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
 #: A validation takes the model and gives nats per token and their standard error. All processes do it
 #: together, and all get the same.
 Validate = Callable[["Trainer"], tuple[float, float]]
@@ -121,8 +124,10 @@ class Trainer:
     # -- the loop --------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Train to the last step. False if Ctrl-C ended it early; either way the state is saved."""
+        """Train to the last step, or until the time is up. False if Ctrl-C ended it early; either way the
+        state is saved."""
         config = self.config.train
+        end = math.inf if config.minutes is None else time.monotonic() + 60 * config.minutes
         if self.step > config.steps:
             raise UserError(
                 f"the run is at step {self.step} already, past train.steps {config.steps}"
@@ -149,7 +154,12 @@ class Trainer:
                 + (f", {self.world.size} x {config.parallel}" if self.world.size > 1 else "")
             )
             self.meter.begin(self.step)
-            while self.step < config.steps and not self._vote(interrupted()):
+            verdict = _GO_ON
+            while self.step < config.steps:
+                late = _TIME_IS_UP if time.monotonic() > end else _GO_ON
+                verdict = self._vote(_INTERRUPTED if interrupted() else late)
+                if verdict != _GO_ON:
+                    break
                 rate, norm = self.take_step()
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     loss, elbo = self._mean_since_log()
@@ -172,7 +182,7 @@ class Trainer:
             finished = self.step == config.steps
             where = checkpoint_folder(self.out, self.step)
             log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
-        return finished
+        return verdict != _INTERRUPTED
 
     def take_step(self) -> tuple[float, torch.Tensor]:
         """One step on; see `_one_step`."""
@@ -236,16 +246,16 @@ class Trainer:
             curves=open_curves(self.config, self.out, start=self.step),
         )  # fmt: skip
 
-    def _vote(self, interrupted: bool = False, *, wait: bool = False) -> bool:
-        """Whether anybody was interrupted. A checkpoint that somebody could not write ends the run on all
-        processes; `wait` makes sure that none is still being written."""
+    def _vote(self, own: int = _GO_ON, *, wait: bool = False) -> int:
+        """The worst that any process has to say. A checkpoint that somebody could not write ends the run on
+        all of them; `wait` makes sure that none is still being written."""
         failure = self._saver.failure(wait=wait)
-        worst = self.world.highest(2 if failure is not None else int(interrupted))
+        worst = self.world.highest(_FAILED if failure is not None else own)
         if failure is not None:
             raise failure
-        if worst == 2:
+        if worst == _FAILED:
             raise UserError("another process could not write a checkpoint")
-        return worst == 1
+        return worst
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -341,8 +351,8 @@ def find_resume(out: Path, *, resume: bool, again: bool = False) -> Checkpoint |
 def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
     """What decides the course of a run must not change under it; where it ends and what it logs
     may."""
-    free = {"out", "steps", "device", "parallel", "activation_checkpointing", "compile", "log_every",
-            "eval_every", "eval_rows", "save_every", "keep", "keep_every", "tensorboard",
+    free = {"out", "steps", "minutes", "device", "parallel", "activation_checkpointing", "compile",
+            "log_every", "eval_every", "eval_rows", "save_every", "keep", "keep_every", "tensorboard",
             "wandb"}  # fmt: skip
     if now.optim.decay:  # the learning rate counts back from the end
         free -= {"steps"}
