@@ -209,3 +209,14 @@ def test_standard_error_is_calibrated(process: NoiseProcess) -> None:
     truth = entropy(24) / 24
     assert (np.abs(nats - truth) < 2 * stated).sum() >= 42
     assert abs(nats.mean() - truth) < 3 * np.sqrt(np.mean(stated**2) / 50)
+
+
+@every_method
+def test_standard_error_of_a_few_rows(process: NoiseProcess) -> None:
+    """Eight rows: less is known of the error itself, but it is of the right size."""
+    results = [measured(process, seed=seed, n=8) for seed in range(1, 51)]
+    spread = np.var([r.nats_per_token for r in results], ddof=1)
+    stated = np.mean([r.nats_stderr**2 for r in results])
+    assert 0.4 < spread / stated < 2.5
+    truth = entropy(24) / 24
+    assert sum(abs(r.nats_per_token - truth) < 2 * r.nats_stderr for r in results) >= 38

@@ -14,7 +14,7 @@ from xdlm.data import Rows, TokensInMemory
 from xdlm.evaluation import likelihood, row_bounds
 from xdlm.evaluation.likelihood import summarise
 from xdlm.noise import Gidd, Masked, Mixed, Uniform
-from xdlm.objective import nelbo, step_kl, step_kl_between, stratified_times
+from xdlm.objective import nelbo, step_kl, step_kl_between
 from xdlm.ops import Stream, uniform
 
 LAW = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
@@ -52,11 +52,27 @@ def test_bound_equals_the_entropy_of_a_known_law(process) -> None:
     assert result.bits_per_character == pytest.approx(result.nats_per_token / math.log(2))
 
 
-def test_result_does_not_depend_on_order_of_evaluation_but_on_the_seed() -> None:
-    process, rows = Mixed(Vocab(6, 5)), rows_of(8, 50)
-    same = [likelihood(all_about(process), process, rows, batch=4, seed=2) for _ in range(2)]
-    assert same[0] == same[1]
-    assert likelihood(all_about(process), process, rows, batch=4, seed=3).value != same[0].value
+def test_result_does_not_depend_on_batches_but_on_the_seed() -> None:
+    process, rows = Mixed(Vocab(6, 5)), rows_of(37, 50, tail=9)
+    one, *others = (
+        likelihood(all_about(process), process, rows, batch=batch, seed=2) for batch in (1, 7, 40)
+    )
+    for other in others:
+        assert other.value == pytest.approx(one.value, rel=1e-6)
+        assert other.stderr == pytest.approx(one.stderr, rel=1e-6)
+    assert likelihood(all_about(process), process, rows, batch=4, seed=3).value != one.value
+
+
+def test_models_share_their_noise_and_texts_do_not() -> None:
+    """Differences of models on one text are not noise; the errors of two texts are independent."""
+    process, seen = Mixed(Vocab(6, 5)), []
+    model = all_about(process)
+    trunk = model.trunk
+    model.trunk = lambda z, t, label=None: seen.append((z, t)) or trunk(z, t, label)
+    for rows in (rows_of(6, 30), rows_of(6, 30), rows_of(6, 30, tail=1)):
+        likelihood(model, process, rows, draws=1, batch=6, seed=1, max_rows=6)
+    first, again, other = (seen[3 * i][1] for i in range(3))
+    assert torch.equal(first, again) and not torch.isclose(first, other).any()
 
 
 def test_averages_are_over_tokens_not_rows() -> None:
@@ -89,7 +105,8 @@ def test_bound_has_all_its_terms(cls) -> None:
     process.time_range = (0.2, 0.7)
     oracle = all_about(process)
     x, index, draws = torch.randint(0, 5, (3, 40)), torch.tensor([4, 0, 9]), 2
-    computed = row_bounds(oracle, process, x, index, draws=draws, seed=6)
+    grid = torch.rand(3, draws, dtype=torch.float64)
+    computed = row_bounds(oracle, process, x, index, grid, seed=6)
     position = torch.arange(40)[None]
 
     def logits_of(z):
@@ -108,8 +125,7 @@ def test_bound_has_all_its_terms(cls) -> None:
         process, process.coefs(zero + 0.7), process.terminal(zero), logits_of(z_start), x, z_start
     )
     end = step_kl(process, logits_of(z_end), x, z_end, 0.0, 0.2)
-    for draw in range(draws):
-        even = stratified_times(6, 4, torch.arange(3) + 3 * draw, 3 * draws)
+    for draw, even in enumerate(grid.unbind(1)):
         t = 0.2 + 0.5 * torch.sin(math.pi * even / 2) ** 2
         z = noisy(process.coefs(t), draw)
         rate = 0.25 * math.pi * torch.sin(math.pi * even)  # dt/du

@@ -8,16 +8,21 @@ Times are drawn more densely towards both ends, where the integrand is rare larg
 token is noise with probability about t and then costs about 1/t. At uniform times an estimate would owe
 much of its value to chance hits that its standard error has not seen either.
 
-The times of a batch of n rows form a grid of n x draws points, even before they are bent towards the ends,
+The times of a group of n rows form a grid of n x draws points, even before they are bent towards the ends,
 under one random shift, laid out so that row i looks at points i, i + n, i + 2n, ...: neighbouring rows
 look at nearly the same times.
 Their differences then show how rows and noise vary without showing how the integrand varies with
 time, which the grid has averaged out. That is where the standard error comes from. Rows are evaluated in
-random order, so that neighbours are not from the same page.
+random order, so that neighbours are not from the same page. How many rows go through the model at a time
+has nothing to do with it.
+
+All that is random depends on the seed and on the text: the same for every model, so that their differences
+are not noise, and another for every text, so that the errors of several are independent.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +48,8 @@ from xdlm.ops.rows import Impl
 from xdlm.structs import Coefs, RowStats
 from xdlm.training.parallel import World
 
+#: Rows whose times form one grid.
+_GROUP = 16
 #: Where the ends of the bound take their noise from, apart from the draws of the integral.
 _START_STEP, _END_STEP = 1 << 30, (1 << 30) + 1
 
@@ -89,28 +96,34 @@ def likelihood(
     if total == 0:
         raise UserError("there is no text to evaluate")
     device = denoiser.head_weight.device
-    batches = _batches(len(rows), whole, use_tail, batch, seed)
+    key = _seed_of_text(seed, rows)
+    groups = _groups(len(rows), whole, use_tail, key)
+    even = torch.cat([_even_times(key, group, draws) for group in groups])
+    order = np.concatenate(groups)
+    batches = _batches(whole, use_tail, batch)
     world = world if world is not None else World()
     found = {}
     done = 0
     for number in world.deal(len(batches)):
-        index = batches[number]
-        part = rows.tail[None] if index[0] == len(rows) else rows.take(index)
-        x = torch.from_numpy(part.astype(np.int64)).to(device)
+        part = batches[number]
+        index = order[part]
+        tokens = rows.tail[None] if index[0] == len(rows) else rows.take(index)
+        x = torch.from_numpy(tokens.astype(np.int64)).to(device)
         found[number] = row_bounds(
-            denoiser, process, x, torch.from_numpy(index).to(device), draws=draws, seed=seed,
+            denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device), seed=key,
             impl=impl,
         ).cpu()  # fmt: skip
         done += len(x)
         if on_batch is not None:
             on_batch(done, total)
     found = world.collect(found)
-    estimates = [found[number] for number in range(len(batches))]
-    lengths = [rows.tail.size if index[0] == len(rows) else rows.length for index in batches]
+    estimates = torch.cat([found[number] for number in range(len(batches))])
+    lengths = [rows.tail.size if group[0] == len(rows) else rows.length for group in groups]
     is_everything = total == len(rows) + (rows.tail.size > 0)
     return summarise(
-        estimates, lengths, seed=seed, n_characters=rows.n_characters if is_everything else None
-    )
+        list(estimates.split([len(group) for group in groups])), lengths, seed=seed,
+        n_characters=rows.n_characters if is_everything else None,
+    )  # fmt: skip
 
 
 def counted_rows(rows: Rows, max_rows: int | None) -> tuple[int, bool]:
@@ -125,24 +138,22 @@ def row_bounds(
     process: NoiseProcess,
     x: Tensor,
     index: Tensor,
+    even: Tensor,
     *,
-    draws: int,
     seed: int,
     impl: Impl = "auto",
 ) -> Tensor:
-    """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of
-    the bound and differ in the time of the integrand. Takes draws + 2 forward passes."""
-    n = len(x)
-    estimates = torch.zeros(n, draws, dtype=torch.float64, device=x.device)
-    place = torch.arange(n, device=x.device)
-    for draw in range(draws):
-        even = stratified_times(seed, int(index[0]), place + n * draw, n * draws)
-        t, weight = bent_times(even, process.time_range)
+    """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of the
+    bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
+    draws + 2 forward passes."""
+    estimates = torch.zeros_like(even)
+    for draw, at in enumerate(even.unbind(1)):
+        t, weight = bent_times(at, process.time_range)
         coefs = process.coefs(t)
         z = _noised(process, coefs, x, index, seed, draw)
         stats = _stats(denoiser, process, coefs, t, x, z, impl)
         estimates[:, draw] = nelbo_of_stats(coefs, stats, x, z).double().sum(1) * weight
-    zeros = torch.zeros(n, dtype=torch.float64, device=x.device)
+    zeros = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for end, t_end, step in zip(
         bound_ends(process, zeros), (1.0, process.time_range[0]), (_START_STEP, _END_STEP),
         strict=True,
@@ -165,23 +176,25 @@ def bent_times(even: Tensor, time_range: tuple[float, float]) -> tuple[Tensor, T
 def summarise(
     estimates: list[Tensor], lengths: list[int], *, seed: int, n_characters: int | None
 ) -> Likelihood:
-    """Token-weighted mean of batches of estimates [n, draws] of rows of equal length, and its error.
+    """Token-weighted mean of groups of estimates [n, draws] of rows of equal length, and its error.
 
     The variance of a row is half the mean squared difference of neighbours, or better a sixth of that
-    of second differences, which what changes steadily with time does not enter. A batch of one row (the
-    tail) is taken to vary as the others do. If there is nothing but one row, its draws are all there
-    is to go by. With very few rows and draws, errors are overstated.
+    of second differences, which what changes steadily with time does not enter. A group of one row (the
+    tail) is taken to vary as the others do. Where all are of one row, the draws of each are all there
+    is to go by, and they do not show how rows differ.
     """
     draws = estimates[0].shape[1]
-    rows = [batch.mean(1) for batch in estimates]
+    rows = [group.mean(1) for group in estimates]
     n_rows = sum(map(len, rows))
-    n_tokens = sum(len(batch) * length for batch, length in zip(rows, lengths, strict=True))
-    total = float(sum(batch.sum() for batch in rows))
-    spread = [_squares(batch) for batch in rows if len(batch) > 1]
+    n_tokens = sum(len(group) * length for group, length in zip(rows, lengths, strict=True))
+    total = float(sum(group.sum() for group in rows))
+    spread = [_squares(group) for group in rows if len(group) > 1]
     if spread:
         variance = n_rows * float(torch.cat(spread).mean())
+    elif draws > 1:
+        variance = sum(float(_squares(group[0]).mean()) / draws for group in estimates)
     else:
-        variance = float(_squares(estimates[0][0]).mean()) / draws if draws > 1 else math.nan
+        variance = math.nan
     mean, stderr = total / n_tokens, math.sqrt(variance) / n_tokens
     value = math.exp(mean) if mean < 700 else math.inf
     return Likelihood(
@@ -191,19 +204,34 @@ def summarise(
     )  # fmt: skip
 
 
-def _squares(batch: Tensor) -> Tensor:
+def _squares(values: Tensor) -> Tensor:
     """Estimates of the variance of one of these, from neighbours or from threes of them."""
-    return batch.diff() ** 2 / 2 if len(batch) == 2 else batch.diff(n=2) ** 2 / 6
+    return values.diff() ** 2 / 2 if len(values) == 2 else values.diff(n=2) ** 2 / 6
 
 
-def _batches(
-    n_rows: int, whole: int, use_tail: bool, batch: int, seed: int
-) -> list[NDArray[np.int64]]:
-    """Row numbers, in random order and batches of nearly equal size; the tail, number `n_rows`, comes
+def _seed_of_text(seed: int, rows: Rows) -> int:
+    digest = hashlib.sha256(f"{seed} {rows.digest}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def _groups(n_rows: int, whole: int, use_tail: bool, seed: int) -> list[NDArray[np.int64]]:
+    """Row numbers, in random order and groups of nearly equal size; the tail, number `n_rows`, comes
     last."""
     order = np.random.Generator(np.random.Philox(seed)).permutation(whole)
-    batches = np.array_split(order, -(-whole // batch)) if whole else []
-    return [*batches, np.array([n_rows])] if use_tail else batches
+    groups = np.array_split(order, -(-whole // _GROUP)) if whole else []
+    return [*groups, np.array([n_rows])] if use_tail else groups
+
+
+def _even_times(seed: int, group: NDArray[np.int64], draws: int) -> Tensor:
+    """The grid of a group's rows, [n, draws]."""
+    place = torch.arange(len(group))[:, None] + len(group) * torch.arange(draws)
+    return stratified_times(seed, int(group[0]), place, place.numel())
+
+
+def _batches(whole: int, use_tail: bool, batch: int) -> list[slice]:
+    """Of rows in their order; the tail has another length and goes alone."""
+    batches = [slice(start, min(start + batch, whole)) for start in range(0, whole, batch)]
+    return [*batches, slice(whole, whole + 1)] if use_tail else batches
 
 
 def _noised(
