@@ -136,7 +136,7 @@ class Coefs:
         ids, n_special = self.b.special_ids, len(self.b.special_ids)
         columns = [self.alpha, self.d_alpha, self.b.tok, self.d_b.tok]
         columns += [*self.b.special.unbind(-1), *self.d_b.special.unbind(-1)]
-        moved = torch.stack(columns).to(device, non_blocking=True)
+        moved = torch.stack(columns).to(device, non_blocking=device.type == "cuda")
         special = [part.movedim(0, -1) for part in moved[4:].split(n_special)] if ids else (
             moved.new_empty(*moved.shape[1:], 0) for _ in range(2)
         )  # fmt: skip

@@ -66,6 +66,10 @@ for shift in (-2000.0, -600.0, 700.0, 3000.0):
     twin, p_twin = draw_and_weigh(logits, u, torch.arange(24))
     assert torch.equal(drawn, twin)
     torch.testing.assert_close(p_x, p_twin, rtol=5e-3, atol=1e-300)  # float32 sums near 3000
+# A model that gives nothing but NaN: some token, not a place beyond the vocabulary.
+with torch.no_grad():
+    drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden * torch.nan, u, torch.arange(24))
+assert ((drawn >= 0) & (drawn < 700)).all()
 # Views that a kernel must not take for plain arrays: one row of log c for all, every other token, and
 # an upstream gradient that is one number expanded.
 process = Mixed(Vocab(513, 256), k=0.1)

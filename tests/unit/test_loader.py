@@ -97,38 +97,42 @@ class SlowTokens(TokensInMemory):
     """A disk that takes its time."""
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        time.sleep(0.004)
+        time.sleep(0.02)
         return super().read(start, stop)
 
 
-def test_a_slow_source_hides_behind_compute() -> None:
-    """Each step reads for 24 ms and computes for 40: in turns 64, with the loader hardly more than 40."""
+def test_the_next_step_is_read_while_one_computes(monkeypatch) -> None:
+    """Whoever computes waits until the next step's rows have been read: without a thread, for ever."""
+    steps = 6
+    done = [threading.Event() for _ in range(steps + 1)]
+    done[steps].set()
+    read = Loader._read
+
+    def noted(self: Loader, step: int) -> object:
+        found = read(self, step)
+        done[step].set()
+        return found
+
+    monkeypatch.setattr(Loader, "_read", noted)
+    source = loader()
+    with source.ahead(range(steps)):
+        for step in range(steps):
+            assert list(source.batches(step))
+            assert done[step + 1].wait(timeout=20)
+
+
+def test_waiting_is_counted() -> None:
+    meter = Meter(DiT(DiTConfig(1, 8, 2, 4), 50), CPU, torch.float32, batch=6, length=4)
     fast = some_rows()
-    rows = Rows(SlowTokens(fast.stream.tokens, 1, 1), fast.length)  # type: ignore[attr-defined]
-
-    def run(ahead: bool, steps: int = 8) -> tuple[float, float]:
-        source = loader(rows)
-        meter = Meter(DiT(DiTConfig(1, 8, 2, 4), 50), CPU, torch.float32, batch=6, length=4)
-
-        def train() -> tuple[float, float]:
-            list(source.batches(0))  # the first step has nothing to hide behind
-            meter.begin(0)
-            began = time.perf_counter()
-            for step in range(1, steps):
-                for _ in meter.waiting(source.batches(step)):
-                    time.sleep(0.02)
-            return time.perf_counter() - began, meter.read(steps)["data_wait"]
-
-        if not ahead:
-            return train()
-        with source.ahead(range(steps)):
-            return train()
-
-    in_turns, waited = run(ahead=False)
-    hidden, hardly = run(ahead=True)
-    assert waited > 0.25
-    assert hardly < waited / 2
-    assert hidden < 0.85 * in_turns
+    slow = loader(Rows(SlowTokens(fast.stream.tokens, 1, 1), fast.length))  # type: ignore[attr-defined]
+    meter.begin(0)
+    for _ in meter.waiting(slow.batches(0)):
+        pass
+    assert meter.read(1)["data_wait"] > 0.5
+    meter.begin(1)
+    for _ in meter.waiting(iter(list(slow.batches(1)))):
+        time.sleep(0.02)
+    assert meter.read(2)["data_wait"] < 0.2
 
 
 def test_cost_of_the_loader_is_measured(tmp_path) -> None:

@@ -266,6 +266,8 @@ def test_a_weight_with_room_is_padded_without_a_copy() -> None:
     with torch.no_grad():
         weight.mul_(2)
     assert torch.equal(padded_rows(weight)[:130], 2 * before)
-    weight.data = weight.data.double()  # other memory: the room is gone
+    weight.data = weight.data[:100]  # other rows: what lies behind them is no padding
+    assert (padded_rows(weight)[100:] == 0).all() and len(padded_rows(weight)) == 128
+    weight.data = padded[:130].double()  # other memory: the room is gone
     assert padded_rows(weight).data_ptr() != weight.data_ptr()
     assert torch.equal(padded_rows(weight)[:130], 2 * before.double())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,20 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 90) -> None:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("again", [False, True], ids=["whole", "by blocks, computed twice"])
+def test_a_compiled_trunk_trains_alike(tmp_path: Path, again: bool) -> None:
+    losses = []
+    for compiled in (False, True):
+        config = small_run(tmp_path / str(compiled), steps=3, save_every=0, log_every=1)
+        train = replace(config.train, compile=compiled, activation_checkpointing=again)
+        trainer = trainer_for(replace(config, train=train, model=replace(config.model, depth=1)))
+        assert trainer.run()
+        losses.append([r["loss"] for r in read_log(trainer.out / "log.jsonl")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_run_may_be_spent_in_pieces_of_time(tmp_path: Path) -> None:

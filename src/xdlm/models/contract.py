@@ -19,6 +19,8 @@ class Denoiser(nn.Module, ABC):
     #: Whether the trunk's launches may be recorded and replayed (`graphed.run_trunk`): only if it never
     #: waits for the GPU and does the same whatever the values of its inputs.
     replayable: bool = False
+    #: Whether the trunk may use kernels that were written for it, where they can run.
+    kernels: bool = True
 
     @abstractmethod
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:

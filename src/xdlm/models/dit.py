@@ -95,7 +95,6 @@ class DiT(Denoiser):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
         self._fill_table(1024)
-        self.kernels = True  # Triton kernels where they can run; False keeps to plain torch
 
     def _fill_table(self, length: int) -> None:
         """Angles for positions up to `length`, kept in float32 whatever the weights are: computed

@@ -28,15 +28,15 @@ def fused_draw_and_weigh(
         block = triton.cdiv(triton.cdiv(width, n_blocks), _LANES) * _LANES
         _draw_kernel[(rows,)](
             logits, head.bias, uniform.contiguous(), z.contiguous(), drawn, p_z, logits.stride(0),
-            width, N_BLOCKS=n_blocks, BLOCK=block, SPAN=triton.next_power_of_2(block), LANES=_LANES,
-            num_warps=8,
+            head.size, width, N_BLOCKS=n_blocks, BLOCK=block, SPAN=triton.next_power_of_2(block),
+            LANES=_LANES, num_warps=8,
         )  # fmt: skip
     return drawn, p_z
 
 
 @triton.jit
 def _draw_kernel(
-    logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, stride, width: tl.constexpr,
+    logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, stride, size, width: tl.constexpr,
     N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Sums of blocks in float64 pick a block, a running sum inside it picks the token."""
@@ -65,10 +65,9 @@ def _draw_kernel(
         running = tl.cumsum(_mass(load_logits(row_ptr, bias_ptr, token, width) - unit), 0)
         # The two sums round differently; keep the target inside the block's own total.
         rest = tl.minimum(target - before, tl.max(running, 0) * (1 - 2.220446049250313e-16))
-        tl.store(
-            drawn_ptr + row,
-            (block * BLOCK + tl.sum((running <= rest).to(tl.int32), 0)).to(tl.int64),
-        )
+        found = block * BLOCK + tl.sum((running <= rest).to(tl.int32), 0)
+        # Where a model gives nothing but NaN, any token will do, but it must be one.
+        tl.store(drawn_ptr + row, tl.minimum(found, size - 1).to(tl.int64))
 
 
 @triton.jit

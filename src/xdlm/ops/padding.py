@@ -35,6 +35,6 @@ def padded_rows(weight: Tensor) -> Tensor:
 
 def _room(weight: Tensor) -> Tensor | None:
     room: Tensor | None = getattr(weight, "room", None)
-    if room is None or (room.data_ptr(), room.dtype) != (weight.data_ptr(), weight.dtype):
+    if room is None or len(room) != len(weight) + -len(weight) % _MULTIPLE:
         return None
-    return room
+    return room if (room.data_ptr(), room.dtype) == (weight.data_ptr(), weight.dtype) else None

@@ -15,15 +15,16 @@ from xdlm.training.device import COMPILER_OPTIONS
 
 
 def blocks_of(denoiser: Denoiser) -> list[nn.Module]:
-    """The parts that a model is a sequence of: the members of its lists of modules."""
+    """The parts that a model is a sequence of: the members of its lists of modules, those of inner lists
+    before those that hold them, as sharding needs it."""
     lists = [module for module in denoiser.modules() if isinstance(module, nn.ModuleList)]
-    return [block for each in lists for block in each]
+    return [block for each in reversed(lists) for block in each]
 
 
 def compile_blocks(denoiser: Denoiser) -> None:
     """Run every block through torch.compile, one compilation for all: for where something has to happen
     between them, so that the trunk cannot be compiled as a whole."""
-    denoiser.replayable = False
+    denoiser.replayable = denoiser.kernels = False  # a compiler makes kernels of its own
     for block in blocks_of(denoiser):
         block.forward = torch.compile(block.forward, options=COMPILER_OPTIONS)
 

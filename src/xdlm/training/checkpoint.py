@@ -35,7 +35,7 @@ from xdlm.files import atomic_folder, remove_folder, sha256_of
 from xdlm.tokens import TextTokenizer
 from xdlm.training.sharding import is_sharded, part_like
 
-FORMAT = 1
+FORMAT = 2
 _STEP = re.compile(r"step-\d{8,}")
 META, CONFIG, TOKENIZER = "checkpoint.json", "config.yaml", "tokenizer.json"
 MODEL, RAW, OPTIMIZER = "model.safetensors", "raw.safetensors", "optimizer.safetensors"

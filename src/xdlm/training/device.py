@@ -26,7 +26,7 @@ def pick_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise UserError("no CUDA device here; use --device cpu")
+            raise UserError("no CUDA device here; ask for the device cpu")
         if (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"no device '{name}': there are {torch.cuda.device_count()} GPUs here")
         torch.cuda.set_device(device)  # kernels launch on the current device

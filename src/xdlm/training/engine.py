@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from xdlm.config import TrainConfig
 from xdlm.models import Denoiser
+from xdlm.models.graphed import release_recordings
 from xdlm.training.blocks import checkpoint_blocks, compile_blocks
 from xdlm.training.device import compile_trunk
 from xdlm.training.parallel import World
@@ -75,6 +76,7 @@ class Replicated:
     sharded = False
 
     def __init__(self, model: Denoiser, precision: torch.dtype, world: World) -> None:
+        self._master = model
         self._sum = GradientSum(list(model.parameters())) if world.size > 1 else None
         self.working = WorkingCopy(model, precision, self._arrived)
         self._last = False
@@ -96,7 +98,8 @@ class Replicated:
         return part
 
     def release(self) -> None:
-        return None
+        if not self.working.is_master:  # nobody else runs the float32 weights
+            release_recordings(self._master)
 
     def _arrived(self, parameter: nn.Parameter) -> None:
         if self._last and self._sum is not None:
@@ -135,7 +138,8 @@ class GradientSum:
     """Gradients added up over processes while the backward pass goes on.
 
     Weights form buckets, the last of them first, since their gradients come first. A bucket is sent when
-    it and all before it are complete: the order is the same everywhere, whatever comes when.
+    it and all before it are complete: the order is the same everywhere, whatever comes when. A trunk that
+    is replayed as a CUDA graph has all its gradients at its end; then only the head's travel meanwhile.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

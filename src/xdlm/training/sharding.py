@@ -49,7 +49,9 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
         sharded.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(denoiser, "trunk")
     # What a block returns may be a view: a trap for those who change it in place, and nobody does.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view", module="torch.distributed"
+    )
     return denoiser  # type: ignore[return-value]
 
 
