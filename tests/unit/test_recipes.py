@@ -43,6 +43,17 @@ def test_every_row_of_the_paper_has_its_recipe(folder: str, corpus: str) -> None
     assert found == sorted(METHODS)
 
 
+def test_the_reproduction_compares_noise_alone() -> None:
+    found = {path.stem: load_config(path) for path in (RECIPES / "repro").glob("*.yaml")}
+    assert sorted(found) == sorted(METHODS)
+    one = found["mdlm"]
+    for method, config in found.items():
+        assert config.process == recipe("owt", method, twin=False).process
+        same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
+        assert same == one
+    assert len({config.train.out for config in found.values()}) == len(METHODS)
+
+
 @pytest.mark.parametrize(("corpus", "method"), TWINS)
 def test_a_twin_differs_in_size_alone(corpus: str, method: str) -> None:
     small, large = (recipe(corpus, method, twin=twin) for twin in (True, False))
