@@ -8,8 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
+from xdlm.config import ProcessConfig, from_tree
 from xdlm.errors import UserError
 from xdlm.files import explained
 
@@ -53,6 +55,8 @@ class EvalRecord:
 
 #: What was found, and by which build of what on what: two records that agree in all else measured the same.
 _OUTCOME = ("value", "stderr", "nfe", "details", "xdlm", "commit", "torch", "device")
+#: How every line of ours begins.
+_BEGIN = b'{"metric"'
 
 
 def measurement(record: EvalRecord) -> str:
@@ -63,40 +67,98 @@ def measurement(record: EvalRecord) -> str:
 
 def append_records(file: Path, records: Sequence[EvalRecord]) -> None:
     """Add lines to a file of records, each in one piece: others may be writing to it too."""
-    with explained(file), file.open("ab") as stream:
-        for record in records:
-            line = json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False) + "\n"
-            stream.write(line.encode())
-            stream.flush()
+    with explained(file):
+        if file.is_file():
+            _mend(file)
+        with file.open("ab") as stream:
+            for record in records:
+                line = json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False) + "\n"
+                stream.write(line.encode())
+                stream.flush()
 
 
 def read_records(file: Path) -> list[EvalRecord]:
-    known = {f.name for f in dataclasses.fields(EvalRecord)}
-    records = []
+    return _parsed(file, _content(file))
+
+
+def resume_records(file: Path) -> list[EvalRecord]:
+    """What a file of records holds, none if it is not there. A last line that was cut off by a kill is
+    taken out, so that more can be appended; a file of anything else is refused and stays as it is."""
+    if not file.exists():
+        return []
+    records = _parsed(file, _untorn(_content(file)))
+    with explained(file):
+        _mend(file)
+    return records
+
+
+def _content(file: Path) -> bytes:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {error}") from error
-    for number, line in enumerate(lines, start=1):
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def _mend(file: Path) -> None:
+    """Have a file end where a line does."""
+    with file.open("r+b") as stream:
+        content = stream.read()
+        kept = _untorn(content)
+        if kept != content:
+            stream.truncate(len(kept))
+        elif kept and not kept.endswith(b"\n"):
+            stream.write(b"\n")
+
+
+def _untorn(content: bytes) -> bytes:
+    """Lines without a last one that a kill cut off. A record that lacks only its newline is whole, and
+    what does not begin like a record is not ours to take out."""
+    last = content[content.rfind(b"\n") + 1 :]
+    if not last.startswith(_BEGIN) and not _BEGIN.startswith(last):
+        return content
+    try:
+        json.loads(last)
+    except ValueError:
+        return content[: len(content) - len(last)]
+    return content
+
+
+def _parsed(file: Path, content: bytes) -> list[EvalRecord]:
+    records = []
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
-            tree = json.loads(line)
-            if unknown := set(tree) - known:
-                raise ValueError(f"unknown field {min(unknown)}")
-            records.append(EvalRecord(**tree))
+            records.append(_record(json.loads(line)))
         except (ValueError, TypeError) as error:
             raise UserError(f"{file}, line {number}: not a record ({error})") from error
     return records
 
 
-def resume_records(file: Path) -> list[EvalRecord]:
-    """What a file of records holds, none if it is not there. A last line that was cut off by a kill is
-    taken out, so that more can be appended."""
-    if not file.exists():
-        return []
-    with explained(file), file.open("r+b") as stream:
-        content = stream.read()
-        stream.truncate(content.rfind(b"\n") + 1)
-    return read_records(file)
+def _record(tree: Any) -> EvalRecord:
+    """A record from JSON, strictly: what is read here is compared and drawn without another look."""
+    if not isinstance(tree, dict):
+        raise ValueError("expected an object")
+    hints = get_type_hints(EvalRecord)
+    for name, value in tree.items():
+        if name not in hints:
+            raise ValueError(f"unknown field {name}")
+        if not _fits(value, hints[name]) or _finite(value) != value:
+            raise ValueError(f"{name} cannot be {json.dumps(value)}")
+    record = EvalRecord(**tree)
+    if "process" in record.config:
+        from_tree(ProcessConfig, record.config["process"], "config.process")
+    if record.metric.endswith("ppl") and record.value is not None and record.value <= 0:
+        raise ValueError(f"a perplexity cannot be {record.value:g}")
+    if record.stderr is not None and record.stderr < 0:
+        raise ValueError(f"stderr cannot be {record.stderr:g}")
+    return record
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, kind) for kind in get_args(hint))
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is (get_origin(hint) or hint)
 
 
 def _finite(value: Any) -> Any:
