@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from test_cli import complaint
 from test_generation import record
 
 from xdlm import UserError
 from xdlm.cli.main import main
 from xdlm.evaluation.records import EvalRecord, append_records
-from xdlm.report.dynamics import courses, crossover_table, leads
-from xdlm.report.figures import Spot, draw_trade_off, trade_off
-from xdlm.report.sweep import both_ends, sweep
-from xdlm.report.tables import generation_table, method_of, perplexity_table
+from xdlm.noise import Mixed
+from xdlm.report.comparison import ALWAYS, SAMPLING, method_of, ratio, real_text
+from xdlm.report.dynamics import courses, crossover_table, dynamics_table, leads, plot_dynamics
+from xdlm.report.figures import plot_generation
+from xdlm.report.sweep import both_ends, plot_sweep, sweep
+from xdlm.report.tables import generation_table, perplexity_table, unshown
+from xdlm.report.trade_off import Spot, TradeOff, draw_trade_off, plot_trade_off, trade_off
 
 
 def of(kind: str, model: str, k: float | None = None, **changes: object) -> EvalRecord:
@@ -45,12 +51,25 @@ def gen(kind: str, model: str, steps: int, value: float, **changes: object) -> l
     ]
 
 
+def real(metric: str, value: float, **changes: object) -> EvalRecord:
+    about = {"data": "d", "data_sha256": "d", "length": 128, **changes}
+    judged = {"judge": "j", "judge_sha256": "1"} if metric.endswith("ppl") else {}
+    return of("masked", "a", metric=metric, value=value, **{**judged, **about})
+
+
 def test_names_of_methods() -> None:
     assert [method_of(of(kind, "m")) for kind in ("masked", "uniform", "gidd")] == [
         "MDLM", "UDLM", "GIDD",
     ]  # fmt: skip
     assert method_of(of("mixed", "m", 0.5)) == "XDLM k=0.5"
+    assert [ratio(of(kind, "m")) for kind in ("masked", "uniform", "gidd")] == [0, 1, None]
+    assert method_of(record()) == "?" and ratio(record()) is None
+
+
+def test_the_ratio_that_is_not_given_is_the_default_of_the_process(monkeypatch) -> None:
     assert method_of(of("mixed", "m")) == "XDLM k=0.1"
+    monkeypatch.setitem(Mixed.__init__.__kwdefaults__, "k", 0.25)
+    assert method_of(of("mixed", "m")) == "XDLM k=0.25" and ratio(of("mixed", "m")) == 0.25
 
 
 def test_perplexity_table() -> None:
@@ -58,39 +77,119 @@ def test_perplexity_table() -> None:
         ppl("masked", "a", 20.0), ppl("mixed", "b", 21.0), ppl("masked", "a", 30.0, "lm1b:test"),
     ])  # fmt: skip
     assert table is not None
-    assert table.columns == ["model", "ptb:test", "lm1b:test"]
+    assert table.columns == ["model", "step", "ptb:test", "lm1b:test"]
     assert table.rows == [
-        ["MDLM", "20.00 ± 0.10", "30.00 ± 0.10"],
-        ["XDLM k=0.1", "21.00 ± 0.10", ""],
+        ["MDLM", "5", "20.00 ± 0.10", "30.00 ± 0.10"],
+        ["XDLM k=0.1", "5", "21.00 ± 0.10", ""],
     ]
-    assert "| MDLM | 20.00 ± 0.10 | 30.00 ± 0.10 |" in table.markdown()
-    assert table.csv().splitlines()[0] == "model,ptb:test,lm1b:test"
+    assert "| MDLM | 5 | 20.00 ± 0.10 | 30.00 ± 0.10 |" in table.markdown()
+    assert table.csv().splitlines()[0] == "model,step,ptb:test,lm1b:test"
     assert perplexity_table(gen("masked", "a", 8, 5.0)) is None
 
 
 def test_models_of_one_method_are_told_apart() -> None:
-    table = perplexity_table([ppl("masked", "a", 20.0), ppl("masked", "b", 21.0, step=9)])
+    table = perplexity_table([ppl("masked", "a", 20.0), ppl("masked", "b", 21.0, step=9000)])
     assert table is not None
-    assert [row[0] for row in table.rows] == ["MDLM (a, step 5)", "MDLM (b, step 9)"]
+    assert [row[:2] for row in table.rows] == [["MDLM (a)", "5"], ["MDLM (b)", "9,000"]]
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("data_sha256", "other"), ("dtype", "bfloat16"), ("weights", "raw"), ("length", 64),
-    ("tokenizer_sha256", "other"), ("n", 9),
-])  # fmt: skip
-def test_unlike_perplexities_are_refused(field: str, value: object) -> None:
-    with pytest.raises(UserError, match=f"records differ in {field}"):
-        perplexity_table([ppl("masked", "a", 20.0), ppl("mixed", "b", 21.0, **{field: value})])
+@pytest.mark.parametrize(("stderr", "shown"), [(0.0, "± 0.00"), (None, "± ?")])
+def test_an_error_of_nothing_and_an_error_that_is_not_known(
+    stderr: float | None, shown: str
+) -> None:
+    """In every table. A lead whose error is not known is not sure."""
+    records = [*course("a", 8, 8, stderr=stderr), *course("b", 9, 9, kind="mixed", stderr=stderr)]
+    found = courses(records)
+    for table in (perplexity_table(records), dynamics_table(found)):
+        assert table is not None and table.rows[0][-1] == f"8.00 {shown}"
+        assert ("no error from one row and one draw" in table.markdown()) == (stderr is None)
+    assert [lead.sure for lead in leads(found[0].lines)] == [stderr == 0.0]
+    texts = generation_table(gen("masked", "a", 8, 9.0, stderr=stderr))
+    assert texts is not None and texts.rows[0][3:] == [
+        f"9.00 {shown}",
+        f"3.000 {shown}".replace("0.00", "0.000"),
+    ]
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("judge", "other"), ("judge_sha256", "2"), ("temperature", 0.9), ("top_p", 0.5), ("dtype", "x"),
-])  # fmt: skip
-def test_unlike_texts_are_refused(field: str, value: object) -> None:
-    other = gen("mixed", "b", 8, 5.0)
-    changed = [EvalRecord(**{**vars(r), field: value}) if getattr(r, field) else r for r in other]
-    with pytest.raises(UserError, match=f"records differ in {field}"):
-        generation_table([*gen("masked", "a", 8, 5.0), *changed])
+def three_models() -> list[EvalRecord]:
+    """All that any table or figure needs, with an early checkpoint of the first."""
+    early = [replace(r, step=2) for r in of_ratio(0.0, "a")]
+    return [*early, *of_ratio(0.0, "a"), *of_ratio(0.1, "b"), *of_ratio(1.0, "c")]
+
+
+#: All that puts results of several models beside each other.
+COMPARING: dict[str, Callable[[list[EvalRecord]], object]] = {
+    "perplexity": perplexity_table,
+    "generation": generation_table,
+    "figure": lambda records: plot_generation(records, Path("never-written.png")),
+    "trade-off": lambda records: trade_off(records, data="ptb:test", steps=8),
+    "sweep": sweep,
+    "courses": courses,
+}
+OTHER = {
+    "data_sha256": "x", "dtype": "bfloat16", "weights": "raw", "length": 64, "tokenizer_sha256": "x",
+    "n": 9, "sampler": "x", "temperature": 0.9, "top_p": 0.5, "judge": "x", "judge_sha256": "2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*ALWAYS, "data_sha256", "n"])
+@pytest.mark.parametrize("name", ["perplexity", "trade-off", "sweep", "courses"])
+def test_unlike_perplexities_are_refused(name: str, field: str) -> None:
+    whole = three_models()
+    assert COMPARING[name](whole)
+    one = next(r for r in whole if r.metric == "ppl" and r.step == 5)
+    changed = [replace(r, **{field: OTHER[field]}) if r is one else r for r in whole]
+    with pytest.raises(UserError, match=f"perplexity.*records differ in {field}"):
+        COMPARING[name](changed)
+
+
+@pytest.mark.parametrize("field", [*ALWAYS, *SAMPLING, "judge", "judge_sha256"])
+@pytest.mark.parametrize("name", ["generation", "figure", "trade-off", "sweep", "courses"])
+def test_unlike_texts_are_refused(name: str, field: str) -> None:
+    whole = three_models()
+    one = next(r for r in whole if r.metric == "gen_ppl" and r.step == 5)
+    changed = [replace(r, **{field: OTHER[field]}) if r is one else r for r in whole]
+    with pytest.raises(UserError, match=f"generated text: records differ in {field}"):
+        COMPARING[name](changed)
+    assert not Path("never-written.png").exists()
+
+
+@pytest.mark.parametrize(("metric", "field"), [("ppl", "data"), ("gen_ppl", "steps")])
+def test_what_has_no_place_is_refused(metric: str, field: str) -> None:
+    records = [replace(r, **{field: None}) for r in of_ratio(0.0, "a") if r.metric == metric]
+    with pytest.raises(UserError, match=f"a record of {metric} for a does not say its {field}"):
+        (perplexity_table if metric == "ppl" else generation_table)(records)
+
+
+def mauve(model: str, **changes: object) -> EvalRecord:
+    """MAUVE of the texts that `gen` speaks of."""
+    like = gen("masked", model, 8, 1.0)[0]
+    about = {"metric": "mauve", "value": 0.5, "stderr": None, "data": "d", "data_sha256": "d"}
+    return replace(like, **{**about, **changes})
+
+
+def test_unlike_real_texts_are_refused() -> None:
+    texts = gen("masked", "a", 8, 5.0)
+    for changes in ({"data_sha256": "x"}, {"n": 9}, {"length": 64}, {"tokenizer_sha256": "x"}):
+        other = real("real_ppl", 12.0, **changes)
+        with pytest.raises(UserError, match=f"real text: records differ in {next(iter(changes))}"):
+            generation_table([*texts, real("real_ppl", 12.0), other])
+    for changes in ({"length": 64}, {"tokenizer_sha256": "x"}):
+        with pytest.raises(UserError, match="real text: records differ in"):
+            generation_table([*texts, real("real_entropy", 3.0, **changes)])
+    with pytest.raises(UserError, match="MAUVE: records differ in data_sha256"):
+        generation_table([*texts, mauve("a"), mauve("b", data_sha256="x")])
+
+
+def test_real_text_under_another_judge_does_not_stand_beside() -> None:
+    texts, other = gen("masked", "a", 8, 5.0), real("real_ppl", 12.0, judge_sha256="2")
+    assert real_text([*texts, other]) == {}
+    assert real_text([*texts, real("real_ppl", 13.0)])["gen_ppl"].value == 13
+    table = generation_table([*texts, other])
+    assert table is not None and len(table.rows) == 1
+    assert unshown([*texts, other], [table]) == [
+        "not shown, no texts were generated and judged alike: real_ppl of a"
+    ]
 
 
 def test_two_results_for_one_cell_are_refused() -> None:
@@ -105,30 +204,64 @@ def test_frontier() -> None:
         ppl("uniform", "c", 30.0), *gen("uniform", "c", 8, 70.0),
         ppl("gidd", "d", 25.0),
     ]  # fmt: skip
-    points = trade_off(records, data="ptb:test", steps=8)
-    assert [(name, best) for name, _, _, best in points] == [
+    found = trade_off(records, data="ptb:test", steps=8)
+    assert [(spot.name, spot.best) for spot in found.spots] == [
         ("MDLM", True), ("XDLM k=0.1", True), ("UDLM", False),
     ]  # fmt: skip
+    assert found.spots[0][1:] == (20.0, 90.0, True, 0.1, 0.1) and found.judge == "j"
+    assert [(spot.x, spot.y) for spot in found.entropies] == [(20.0, 3.0), (21.0, 3.0), (30.0, 3.0)]
+    assert found.left_out == ["trade-off: GIDD has no finite perplexity of texts of 8 steps"]
     with pytest.raises(UserError, match="no model has both"):
         trade_off(records, data="ptb:test", steps=16)
+    with pytest.raises(UserError, match="two different results"):
+        trade_off([*records, ppl("masked", "a", 20.1)], data="ptb:test", steps=8)
 
 
-def test_the_mean_of_mauve_and_real_text_stand_beside() -> None:
-    """MAUVE has a column where it was measured, and the judge's view of real text is in the title."""
-    real = of("masked", "a", metric="real_ppl", value=12.0, data="d", data_sha256="d", judge="j",
-              judge_sha256="1")  # fmt: skip
-    score = of("masked", "a", metric="mauve", value=0.5, steps=8, sampler="thinned", temperature=1.0,
-               top_p=1.0, length=128, judge="j", judge_sha256="1", stderr=None)  # fmt: skip
-    table = generation_table([*gen("masked", "a", 8, 90.0), score, real])
-    assert table is not None
-    assert table.columns == ["model", "perplexity, 8 steps", "entropy, 8 steps", "MAUVE, 8 steps"]
-    assert table.rows == [["MDLM", "90.00 ± 0.10", "3.000 ± 0.100", "0.500"]]
-    assert table.title.endswith("real text (d): 12.00 ± 0.10")
+def test_an_infinite_model_is_left_out_of_the_trade_off_and_said() -> None:
+    records = [*of_ratio(0.0, "a"), *of_ratio(0.1, "b"), *of_ratio(1.0, "c", step=9)]
+    records = [
+        replace(r, value=None) if r.model == "b" and r.metric == "ppl" else r for r in records
+    ]
+    found = trade_off(records, data="ptb:test", steps=8)
+    assert [spot.name for spot in found.spots] == ["MDLM (step 5)", "UDLM (step 9)"]
+    assert found.left_out == ["trade-off: XDLM k=0.1 (step 5) has no finite perplexity of ptb:test"]
+
+
+def test_all_that_was_measured_stands_in_the_table() -> None:
+    """Perplexity, entropy, shares of n-grams and MAUVE, and the same of real text where it is known."""
+    texts = gen("masked", "a", 8, 90.0)
+    share = replace(texts[1], metric="distinct_1", value=0.25, stderr=None)
+    table = generation_table([
+        *texts, share, mauve("a"), *gen("masked", "a", 4, 95.0), real("real_ppl", 12.0),
+        real("real_distinct_1", 0.75, stderr=None), real("real_shuffled_entropy", 3.5),
+    ])  # fmt: skip
+    assert table is not None and table.title == "Generated text, judge: j"
+    assert table.columns == [
+        "model", "step", "sampling steps", "perplexity", "entropy", "distinct-1", "MAUVE",
+    ]  # fmt: skip
+    assert table.rows == [
+        ["MDLM", "5", "4", "95.00 ± 0.10", "3.000 ± 0.100", "", ""],
+        ["MDLM", "5", "8", "90.00 ± 0.10", "3.000 ± 0.100", "0.250", "0.500"],
+        ["real text (d)", "", "", "12.00 ± 0.10", "", "0.750", ""],
+        ["real text, shuffled (d)", "", "", "", "3.500 ± 0.100", "", ""],
+    ]
+    alone = generation_table([share])
+    assert alone is not None and alone.rows == [["MDLM", "5", "8", "0.250"]]
 
 
 def test_tables_show_the_last_checkpoint() -> None:
-    table = perplexity_table([ppl("masked", "a", 30.0, step=5), ppl("masked", "a", 20.0, step=9)])
-    assert table is not None and table.rows == [["MDLM", "20.00 ± 0.10"]]
+    """One and the same for everything that is said of a model."""
+    records = [
+        ppl("masked", "a", 30.0, step=5), ppl("masked", "a", 20.0, step=9),
+        *gen("masked", "a", 8, 5.0, step=5), *gen("mixed", "b", 8, 6.0, step=5),
+    ]  # fmt: skip
+    read, wrote = perplexity_table(records), generation_table(records)
+    assert read is not None and read.rows == [["MDLM", "9", "20.00 ± 0.10"]]
+    assert wrote is not None and [row[0] for row in wrote.rows] == ["XDLM k=0.1"]
+    assert unshown(records, [read, wrote]) == [
+        "not shown, measured before the model's last step: ppl, gen_ppl, entropy of a"
+    ]
+    assert unshown(records, [read, wrote, dynamics_table(courses(records))]) == []
 
 
 def course(model: str, *values: float, kind: str = "masked", **changes: object) -> list[EvalRecord]:
@@ -166,17 +299,18 @@ def test_who_leads_where_lines_do_not_reach() -> None:
     assert leads(courses([*course("a", 8, 8), *short, *longer])[0].lines)[-1].stop == 200
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("data_sha256", "other"), ("dtype", "bfloat16"), ("n", 9), ("weights", "raw"),
-])  # fmt: skip
-def test_unlike_checkpoints_are_refused(field: str, value: object) -> None:
-    """They may differ in their step, and in nothing else that matters."""
+def test_checkpoints_of_a_model_that_differ_in_more_than_the_step_are_refused() -> None:
     assert courses([*course("a", 8, 8), *course("b", 9, 9)])
-    other = course("b", 9, 9, kind="mixed", **{field: value})
-    with pytest.raises(UserError, match=f"records differ in {field}"):
-        courses([*course("a", 8, 8), *other])
-    with pytest.raises(UserError, match=f"records differ in {field}"):
-        courses([*course("a", 8, 8)[:1], *course("a", 8, 8, **{field: value})[1:]])
+    with pytest.raises(UserError, match="records differ in weights"):
+        courses([*course("a", 8, 8)[:1], *course("a", 8, 8, weights="raw")[1:]])
+
+
+def test_infinities_stand_in_tables_and_are_said_to_be_in_no_figure() -> None:
+    records = [*course("a", 8, 8, 8), ppl("masked", "a", None, step=400)]
+    found = courses(records)
+    table = dynamics_table(found)
+    assert table.rows[0][2:] == ["8.00 ± 0.10"] * 3 + ["inf"] and len(found[0].lines["MDLM"]) == 3
+    assert unshown(records, [table]) == ["without a finite value, so in no figure: ppl of a"]
 
 
 def of_ratio(k: float, model: str, **changes: object) -> list[EvalRecord]:
@@ -191,11 +325,11 @@ RATIOS = {0.0: "a", 0.001: "b", 0.1: "c", 0.9: "d", 1.0: "e"}
 def test_sweep_over_the_mixing_ratio() -> None:
     records = [r for k, model in RATIOS.items() for r in of_ratio(k, model)]
     panels = sweep([*records, ppl("gidd", "g", 3.0)])
-    assert list(panels) == ["perplexity of text", "generative perplexity", "entropy, nats"]
+    assert list(panels) == ["perplexity of text", "generative perplexity (j)", "entropy, nats"]
     assert [(p.x, p.y) for p in panels["perplexity of text"]["ptb:test"]] == [
         (k, 20 + k) for k in RATIOS
     ]
-    assert [p.x for p in panels["generative perplexity"]["8 steps"]] == list(RATIOS)
+    assert [p.x for p in panels["generative perplexity (j)"]["8 steps"]] == list(RATIOS)
     assert sweep(records[:6]) == {}, "two ratios are no sweep"
     with pytest.raises(UserError, match=r"two models of k = 0\.1, c and z"):
         sweep([*records, *of_ratio(0.1, "z")])
@@ -221,10 +355,38 @@ def test_names_of_points_do_not_overlap(tmp_path: Path) -> None:
     figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    draw_trade_off(axes, [*spots, Spot("UDLM", 90, 20, True)], "ptb:test", 8)
+    whole = [*spots, Spot("UDLM", 90, 20, True)]
+    draw_trade_off(axes, TradeOff("ptb:test", 8, "j", whole, [], None, []))
     boxes = [text.get_window_extent() for text in axes.texts]
     assert len(boxes) == 6
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def drawn(file: Path) -> str:
+    """The words of a figure as SVG writes them: as comments beside their outlines."""
+    return file.read_text(encoding="utf-8")
+
+
+def test_figures_name_the_judge_and_real_text(tmp_path: Path) -> None:
+    beaten = [ppl("gidd", "g", 40.0), *gen("gidd", "g", 8, 40.0)]
+    records = [*three_models(), *beaten, real("real_ppl", 12.0), real("real_entropy", 3.5)]
+    plot_generation(records, tmp_path / "generation.svg")
+    plot_trade_off(trade_off(records, data="ptb:test", steps=8), tmp_path / "trade-off.svg")
+    plot_dynamics(courses(records), tmp_path / "dynamics.svg")
+    plot_sweep(sweep(records), tmp_path / "k-sweep.svg")
+    for name, panels in {"generation": 2, "trade-off": 1, "dynamics": 2, "k-sweep": 0}.items():
+        words = drawn(tmp_path / f"{name}.svg")
+        assert "(j)" in words and words.count("<!-- real text -->") == panels, name
+    words = drawn(tmp_path / "trade-off.svg")
+    assert "no model beats these in both" in words and "beaten in both" in words
+
+
+def test_a_lead_that_may_be_chance_is_hatched(tmp_path: Path) -> None:
+    for stderr, hatched in ((0.1, False), (3.0, True)):
+        own = {"stderr": stderr}
+        found = courses([*course("a", 8, 8, **own), *course("b", 9, 9, kind="mixed", **own)])
+        plot_dynamics(found, tmp_path / "d.svg")
+        assert ("<pattern" in drawn(tmp_path / "d.svg")) == hatched
 
 
 def test_command_draws_sweeps_or_says_why_not(tmp_path: Path, capsys) -> None:
@@ -248,7 +410,7 @@ def test_command(tmp_path: Path, capsys) -> None:
                           *gen("mixed", "b", 8, 60.0), *gen("mixed", "b", 32, 55.0)])  # fmt: skip
     command = ["report", "--records", str(file), "--out", str(out), "--trade-off", "ptb:test"]
     main(command)
-    assert "| XDLM k=0.1 | 21.00 ± 0.10 |" in capsys.readouterr().out
+    assert "| XDLM k=0.1 | 5 | 21.00 ± 0.10 |" in capsys.readouterr().out
     names = {f.name for f in out.iterdir()}
     assert names == {
         "report.md", "perplexity.csv", "generation.csv", "generation.png", "generation.svg",
@@ -262,3 +424,31 @@ def test_command(tmp_path: Path, capsys) -> None:
         main(["report", "--records", str(file), "--out", str(tmp_path / "new")])
     assert "records differ in data_sha256" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_command_says_what_it_leaves_out(tmp_path: Path, capsys) -> None:
+    file, out = tmp_path / "r.jsonl", tmp_path / "report"
+    append_records(file, [of("masked", "a", metric="blah"), real("real_ppl", 3.0)])
+    line = complaint(capsys, "report", "--records", str(file), "--out", str(out))
+    assert "nothing to report (not shown, there is no table for it: blah of a; not shown" in line
+    assert not out.exists()
+    append_records(file, [*of_ratio(0.0, "a"), *of_ratio(0.1, "b"), ppl("gidd", "g", 3.0)])
+    main(
+        [
+            "report",
+            "--records",
+            str(file),
+            "--out",
+            str(out),
+            "--trade-off",
+            "ptb:test",
+            "--steps",
+            "8",
+        ]
+    )
+    said, page = capsys.readouterr().err, (out / "report.md").read_text()
+    for remark in (
+        "not shown, there is no table for it: blah of a",
+        "trade-off: GIDD has no finite perplexity of texts of 8 steps",
+    ):
+        assert f"{remark}\n" in said and f"{remark}\n" in page

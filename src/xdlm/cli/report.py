@@ -13,15 +13,16 @@ from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.files import check_writable, write_atomic
 from xdlm.report.dynamics import courses, crossover_table, dynamics_table, plot_dynamics
-from xdlm.report.figures import plot_generation, plot_trade_off, trade_off
+from xdlm.report.figures import plot_generation
 from xdlm.report.sweep import plot_sweep, sweep
-from xdlm.report.tables import generation_table, perplexity_table
+from xdlm.report.tables import generation_table, perplexity_table, unshown
+from xdlm.report.trade_off import plot_trade_off, trade_off
 
 _DESCRIPTION = """Tables (Markdown and CSV) and figures (PNG and SVG) from the records that `xdlm eval`
 wrote: perplexity by text; generated text by number of steps; what training did, and who leads when, where
 there are results of several checkpoints of a model (the other tables show each model's last); quality by
 mixing ratio, where there are three ratios or more. Results that do not compare (other data, judge,
-precision or settings) are refused, and the difference is named.
+precision or settings) are refused, and the difference is named; what is not shown is said.
 
 examples:
   xdlm report --records results.jsonl --out report/
@@ -58,7 +59,10 @@ def run(arguments: list[str]) -> None:
         "crossovers": crossover_table(course),
     }
     tables = {name: table for name, table in made.items() if table is not None}
-    figures = _figures(records, options)
+    remarks = unshown(records, tables.values())
+    if not tables:
+        raise UserError(f"there is nothing to report ({'; '.join(remarks)})")
+    figures = _figures(records, options, remarks)
     if course:
         figures["dynamics"] = partial(plot_dynamics, course)
     out = Path(options.out)
@@ -68,28 +72,30 @@ def run(arguments: list[str]) -> None:
             plot(out / f"{name}.{kind}")
     pages = [table.markdown() for table in tables.values()]
     pictures = "".join(f"![{name}]({name}.png)\n" for name in figures)
-    write_atomic(out / "report.md", "# Results\n\n" + "\n".join(pages) + "\n" + pictures)
+    notes = "".join(f"\n{remark}\n" for remark in remarks)
+    write_atomic(out / "report.md", "# Results\n\n" + "\n".join(pages) + "\n" + pictures + notes)
     for name, table in tables.items():
         write_atomic(out / f"{name}.csv", table.csv())
     for table in tables.values():
         print(table.markdown())
+    for remark in remarks:
+        console().print(remark, markup=False, soft_wrap=True)
     console().print(f"-> {out / 'report.md'}", markup=False)
 
 
-def _figures(records: list[EvalRecord], options: Options) -> dict[str, Plot]:
-    """What there is to draw, by name."""
+def _figures(records: list[EvalRecord], options: Options, remarks: list[str]) -> dict[str, Plot]:
+    """What there is to draw, by name; why something is not drawn is added to the remarks."""
     figures: dict[str, Plot] = {}
-    if any(record.metric == "gen_ppl" for record in records):
+    if any(record.metric in ("gen_ppl", "entropy") for record in records):
         figures["generation"] = partial(plot_generation, records)
     if options.trade_off is not None:
-        spots = trade_off(records, data=options.trade_off, steps=options.steps)
-        figures["trade-off"] = partial(
-            plot_trade_off, spots, data=options.trade_off, steps=options.steps
-        )
+        found = trade_off(records, data=options.trade_off, steps=options.steps)
+        figures["trade-off"] = partial(plot_trade_off, found)
+        remarks += found.left_out
     try:
         panels = sweep(records)
     except UserError as reason:  # the tables may stand without it
-        console().print(f"k-sweep not drawn: {reason}", markup=False, soft_wrap=True)
+        remarks.append(f"k-sweep not drawn: {reason}")
     else:
         if panels:
             figures["k-sweep"] = partial(plot_sweep, panels)

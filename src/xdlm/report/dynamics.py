@@ -13,9 +13,18 @@ import numpy as np
 
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.colours import series_colours
-from xdlm.report.figures import Lines, Point, draw_lines, legend, lines_of, make_logarithmic
+from xdlm.report.comparison import check_generation, check_perplexity, labels, real_text
+from xdlm.report.figures import (
+    Lines,
+    Point,
+    draw_lines,
+    draw_real,
+    legend,
+    lines_of,
+    make_logarithmic,
+)
 from xdlm.report.plots import save_panels
-from xdlm.report.tables import TextTable, cell, check_generation, check_perplexity, labels
+from xdlm.report.tables import TextTable, put
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +37,10 @@ class Course:
     quantity: str
     lines: Lines
     ranked: bool
+    real: float | None
+    """What it is for real text, where that is known."""
+    records: list[EvalRecord]
+    """What it is made of."""
 
 
 class Lead(NamedTuple):
@@ -51,21 +64,26 @@ def courses(records: Sequence[EvalRecord]) -> list[Course]:
     wrote = [r for r in found if r.metric in ("gen_ppl", "entropy")]
     check_perplexity(read)
     check_generation(wrote)
-    label = labels([*read, *wrote], by_step=False)
+    label = labels([*read, *wrote])
     groups: dict[str, list[EvalRecord]] = {}
     for record in (*read, *wrote):
         groups.setdefault(_quantity(record), []).append(record)
+    real = {metric: found.value for metric, found in real_text(records).items()}
     return [
-        Course(quantity, lines_of(own, label, lambda r: float(r.step)), own[0].metric != "entropy")
+        Course(
+            quantity, lines_of(own, label, lambda r: float(r.step)), own[0].metric != "entropy",
+            real.get(own[0].metric), own,
+        )
         for quantity, own in groups.items()
-    ]
+    ]  # fmt: skip
 
 
 def _quantity(record: EvalRecord) -> str:
     if record.metric == "ppl":
         return f"perplexity of {record.data}"
-    what = "generative perplexity" if record.metric == "gen_ppl" else "entropy"
-    return f"{what}, {record.steps} steps"
+    if record.metric == "entropy":
+        return f"entropy, {record.steps} steps"
+    return f"generative perplexity ({record.judge}), {record.steps} steps"
 
 
 def leads(lines: Lines) -> list[Lead]:
@@ -117,14 +135,16 @@ def _is_sure(lines: Lines, lead: Lead) -> bool:
 
 def dynamics_table(found: Sequence[Course]) -> TextTable:
     """A line per quantity and model, a column per training step."""
-    steps = sorted({p.x for course in found for points in course.lines.values() for p in points})
-    rows = []
+    records = [record for course in found for record in course.records]
+    label = labels(records)
+    steps = [f"step {step:,}" for step in sorted({r.step for r in records})]
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for course in found:
-        for name, points in course.lines.items():
-            digits = 2 if course.ranked else 3
-            cells = {p.x: cell(p.y, p.stderr or None, digits) for p in points}
-            rows.append([course.quantity, name, *(cells.get(step, "") for step in steps)])
-    return TextTable("Training", ["", "model", *(f"step {step:,.0f}" for step in steps)], rows)
+        for record in course.records:
+            line = (course.quantity, label(record))
+            put(cells.setdefault(line, {}), f"step {record.step:,}", record, line[1])
+    rows = [[*line, *(row.get(step, "") for step in steps)] for line, row in cells.items()]
+    return TextTable("Training", ["", "model", *steps], rows, records)
 
 
 def crossover_table(found: Sequence[Course]) -> TextTable | None:
@@ -135,11 +155,12 @@ def crossover_table(found: Sequence[Course]) -> TextTable | None:
         for course in found if course.ranked for lead in leads(course.lines)
     ]  # fmt: skip
     columns = ["", "from step", "to step", "best", "by more than 2 standard errors"]
-    return TextTable("Who leads when", columns, rows) if rows else None
+    return TextTable("Who leads when", columns, rows, []) if rows else None
 
 
 def plot_dynamics(found: Sequence[Course], file: Path) -> None:
-    """A panel per quantity. The ground is shaded in the colour of the model that leads."""
+    """A panel per quantity. The ground is shaded in the colour of the model that leads, and hatched
+    where its lead may be chance."""
     colours = series_colours(name for course in found for name in course.lines)
 
     def panel(course: Course) -> Callable[[Axes], None]:
@@ -151,12 +172,18 @@ def plot_dynamics(found: Sequence[Course], file: Path) -> None:
 def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:
     from matplotlib.ticker import EngFormatter
 
-    for lead in leads(course.lines) if course.ranked else ():
-        axes.axvspan(lead.start, lead.stop, color=colours[lead.name], alpha=0.13, linewidth=0)
+    ahead = leads(course.lines) if course.ranked else []
+    for lead in ahead:
+        axes.axvspan(
+            lead.start, lead.stop, color=colours[lead.name], linewidth=0, fill=lead.sure,
+            hatch=None if lead.sure else "//", alpha=0.13 if lead.sure else 0.3,
+        )  # fmt: skip
     draw_lines(axes, course.lines, colours)
+    draw_real(axes, course.real)
     if course.ranked:
         make_logarithmic(axes, "y")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_xlabel("training step" + (" (ground: who leads)" if course.ranked else ""))
+    ground = " (ground: who leads; hatched: by less than 2 standard errors)" if ahead else ""
+    axes.set_xlabel("training step" + ground)
     axes.set_ylabel(course.quantity)
     legend(axes)

@@ -1,4 +1,4 @@
-"""Figures from records: quality against steps, and likelihood against quality."""
+"""Lines of records, how they are drawn, and the figure of quality against sampling steps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.colours import series_colours
+from xdlm.report.comparison import check_generation, judge_of, labels, latest, real_text
 from xdlm.report.plots import clean, save_panels
-from xdlm.report.tables import check_generation, check_perplexity, labels, latest, real_text
+from xdlm.report.tables import known_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.transforms import Bbox
 
-_BEST, _BEATEN, _REAL = "#0072B2", "#999999", "#777777"
+_REAL = "#777777"
 
 
 class Point(NamedTuple):
-    """A value at a place on the axis, and its standard error (0 where it has none)."""
+    """A value at a place on the axis, and its standard error (not a number where that is unknown)."""
 
     x: float
     y: float
@@ -30,15 +30,6 @@ class Point(NamedTuple):
 
 #: Name of a model, or of a setting -> its points in the order of x.
 Lines = dict[str, list[Point]]
-
-
-class Spot(NamedTuple):
-    """A model between understanding and generation."""
-
-    name: str
-    understanding: float
-    generation: float
-    best: bool
 
 
 def lines_of(
@@ -51,7 +42,7 @@ def lines_of(
     for record in records:
         if record.value is None:
             continue
-        point = Point(place(record), record.value, record.stderr or 0.0)
+        point = Point(place(record), record.value, known_error(record))
         own = found.setdefault(name(record), {})
         if own.setdefault(point.x, point) != point:
             raise UserError(
@@ -90,53 +81,28 @@ def make_logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
+def draw_real(axes: Axes, level: float | None) -> None:
+    if level is not None:
+        axes.axhline(level, color=_REAL, linestyle=":", linewidth=1.2, label="real text")
+
+
 def plot_generation(records: Sequence[EvalRecord], file: Path) -> None:
     """The judge's perplexity against sampling steps on logarithmic axes, and entropy beside it."""
-    found = latest([r for r in records if r.metric in ("gen_ppl", "entropy")])
+    found = [r for r in latest(records) if r.metric in ("gen_ppl", "entropy")]
     check_generation(found)
-    label = labels(found)
+    label = labels(found, steps=True)
     colours = series_colours(map(label, found))
-    judge = next((r.judge for r in found if r.judge), "")
+    names = {"gen_ppl": f"perplexity ({judge_of(found)})", "entropy": "entropy, nats"}
     real = real_text(records)
 
-    def panel(metric: str, name: str) -> Callable[[Axes], None]:
+    def panel(metric: str) -> Callable[[Axes], None]:
         own = [r for r in found if r.metric == metric]
         lines = lines_of(own, label, lambda r: float(r.steps or 0))
-        level = real.value if real is not None and metric == "gen_ppl" else None
-        return lambda axes: _draw_by_steps(axes, lines, colours, name, level)
+        level = real[metric].value if metric in real else None
+        return lambda axes: _draw_by_steps(axes, lines, colours, names[metric], level)
 
-    save_panels(
-        file, [panel("gen_ppl", f"perplexity ({judge})"), panel("entropy", "entropy, nats")]
-    )
-
-
-def plot_trade_off(spots: Sequence[Spot], file: Path, *, data: str, steps: int) -> None:
-    """Perplexity of a text against that of generated text, a point per model, and the frontier: the
-    models that no other one beats in both."""
-    save_panels(file, [lambda axes: draw_trade_off(axes, spots, data, steps)])
-
-
-def trade_off(records: Sequence[EvalRecord], *, data: str, steps: int) -> list[Spot]:
-    """Every model with both."""
-    understanding = latest([r for r in records if r.metric == "ppl" and r.data == data])
-    generation = latest([r for r in records if r.metric == "gen_ppl" and r.steps == steps])
-    check_perplexity(understanding)
-    check_generation(generation)
-    label = labels([*understanding, *generation])
-    x = {label(r): r.value for r in understanding if r.value is not None}
-    y = {label(r): r.value for r in generation if r.value is not None}
-    both = [name for name in x if name in y]
-    if not both:
-        raise UserError(f"no model has both a perplexity of {data} and texts of {steps} steps")
-    return [
-        Spot(name, x[name], y[name], not any(_beats(x, y, other, name) for other in both))
-        for name in both
-    ]
-
-
-def _beats(x: dict[str, float], y: dict[str, float], one: str, other: str) -> bool:
-    no_worse = x[one] <= x[other] and y[one] <= y[other]
-    return no_worse and (x[one] < x[other] or y[one] < y[other])
+    present = {r.metric for r in found}
+    save_panels(file, [panel(metric) for metric in names if metric in present])
 
 
 def _draw_by_steps(
@@ -147,57 +113,9 @@ def _draw_by_steps(
     axes.set_xscale("log", base=2)
     axes.set_xticks(steps, [f"{n:.0f}" for n in steps])
     axes.minorticks_off()
-    if level is not None:
-        axes.axhline(level, color=_REAL, linestyle="--", linewidth=1, label="real text")
+    draw_real(axes, level)
     if name.startswith("perplexity"):
         make_logarithmic(axes, "y")
     axes.set_xlabel("sampling steps")
     axes.set_ylabel(name)
     legend(axes)
-
-
-def draw_trade_off(axes: Axes, spots: Sequence[Spot], data: str, steps: int) -> None:
-    for spot in spots:
-        axes.plot(
-            [spot.understanding], [spot.generation], "o", color=_BEST if spot.best else _BEATEN
-        )
-    frontier = sorted((spot.understanding, spot.generation) for spot in spots if spot.best)
-    axes.plot(*zip(*frontier, strict=True), linestyle="--", color=_BEST, linewidth=1)
-    axes.margins(0.2)
-    make_logarithmic(axes, "x")
-    make_logarithmic(axes, "y")
-    clean(axes)
-    axes.set_xlabel(f"perplexity of {data} (lower: understands better)")
-    axes.set_ylabel(f"perplexity of generated text, {steps} steps\n(lower: writes better)")
-    _name_spots(axes, spots)
-
-
-def _name_spots(axes: Axes, spots: Sequence[Spot]) -> None:
-    """Each name beside its point, at the first side where it hides neither a point nor a name."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()  # settles where things are
-    places = axes.transData.transform([(s.understanding, s.generation) for s in spots])
-    taken: list[Bbox] = []
-    for spot in spots:
-        for x, y, side, edge in _SIDES:
-            text = axes.annotate(
-                spot.name, (spot.understanding, spot.generation), textcoords="offset points",
-                xytext=(x, y), ha=side, va=edge, fontsize=8,
-            )  # fmt: skip
-            box = text.get_window_extent()
-            free = not any(box.overlaps(other) for other in taken)
-            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1
-            if free and inside and not any(box.padded(4).contains(*place) for place in places):
-                break
-            if (x, y, side, edge) != _SIDES[-1]:
-                text.remove()
-        taken.append(box)
-
-
-#: Where a name may stand, as an offset in points and the side of the text that is held there.
-_SIDES = [
-    (dx * far, dy * far, ("center", "left", "right")[dx], ("center", "bottom", "top")[dy])
-    for far in (6, 12, 20, 30)
-    for dx, dy in ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
-]  # fmt: skip

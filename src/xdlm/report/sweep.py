@@ -12,26 +12,23 @@ from numpy.typing import NDArray
 from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.colours import series_colours
+from xdlm.report.comparison import (
+    check_alike,
+    check_generation,
+    check_perplexity,
+    judge_of,
+    latest,
+    ratio,
+)
 from xdlm.report.figures import Lines, draw_lines, legend, lines_of, make_logarithmic
 from xdlm.report.plots import save_panels
-from xdlm.report.tables import check_alike, check_generation, check_perplexity, latest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ENDS = {"masked": 0.0, "uniform": 1.0}
 #: A sweep of fewer ratios is no curve.
 _FEWEST = 3
 _NAMED = {0.0: "0\nMDLM", 1.0: "1\nUDLM"}
-
-
-def ratio(record: EvalRecord) -> float | None:
-    """The mixing ratio, None for what is not on this scale (GIDD)."""
-    process = record.config.get("process", {})
-    if process.get("kind") == "mixed":
-        k = process.get("k")
-        return 0.1 if k is None else float(k)
-    return _ENDS.get(process.get("kind", ""))
 
 
 def sweep(records: Sequence[EvalRecord]) -> dict[str, Lines]:
@@ -53,7 +50,8 @@ def sweep(records: Sequence[EvalRecord]) -> dict[str, Lines]:
     check_generation(wrote)
     panels = {"perplexity of text": lines_of(read, lambda r: str(r.data), _ratio)}
     for metric, title in (
-        ("gen_ppl", "generative perplexity"), ("entropy", "entropy, nats"), ("mauve", "MAUVE"),
+        ("gen_ppl", f"generative perplexity ({judge_of(wrote)})"), ("entropy", "entropy, nats"),
+        ("mauve", "MAUVE"),
     ):  # fmt: skip
         own = [r for r in wrote if r.metric == metric]
         panels[title] = lines_of(own, lambda r: f"{r.steps} steps", _ratio)

@@ -8,33 +8,41 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord
+from xdlm.report.comparison import (
+    GENERATED,
+    REAL,
+    check_generation,
+    check_perplexity,
+    judge_of,
+    labels,
+    latest,
+    real_records,
+    real_text,
+)
 
-#: What must agree between any two records of a table, beside what its columns say.
-_ALWAYS = ("dtype", "weights", "tokenizer_sha256", "length")
-_SAMPLING = ("sampler", "temperature", "top_p", "n")
-#: What is shown of generated text, and under which heading.
-_GENERATED = {"gen_ppl": "perplexity", "entropy": "entropy", "mauve": "MAUVE"}
-_NAMES = {"masked": "MDLM", "uniform": "UDLM", "mixed": "XDLM", "gidd": "GIDD"}
+_NO_ERROR = "± ?: no error from one row and one draw, or from one text."
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells as text, with a heading and one line that says what they are."""
+    """Cells as text under a heading, and the records that they are made of."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
+    records: list[EvalRecord]
 
     def markdown(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
         body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"## {self.title}\n\n{body}\n"
+        note = f"\n{_NO_ERROR}\n" if any("± ?" in cell for row in self.rows for cell in row) else ""
+        return f"## {self.title}\n\n{body}\n{note}"
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -42,130 +50,100 @@ class TextTable:
         return text.getvalue()
 
 
-def method_of(record: EvalRecord) -> str:
-    """The name of the method in the papers, with its mixing ratio."""
-    process = record.config.get("process", {})
-    name = _NAMES.get(process.get("kind", ""), process.get("kind", "?"))
-    if name != "XDLM":
-        return name
-    k = process.get("k")
-    return f"XDLM k={0.1 if k is None else k:g}"
-
-
-def labels(records: Sequence[EvalRecord], *, by_step: bool = True) -> Callable[[EvalRecord], str]:
-    """Names for the models of some records: their methods, where that tells them apart. A model at two
-    training steps is two models, unless `by_step` says otherwise."""
-    models: dict[str, set[tuple[str, int]]] = {}
-    for record in records:
-        one = (record.model, record.step if by_step else 0)
-        models.setdefault(method_of(record), set()).add(one)
-
-    def label(record: EvalRecord) -> str:
-        method = method_of(record)
-        if len(models[method]) == 1:
-            return method
-        step = f", step {record.step}" if by_step else ""
-        return f"{method} ({record.model}{step})"
-
-    return label
-
-
-def latest(records: Sequence[EvalRecord]) -> list[EvalRecord]:
-    """Of each model the records of its last training step; what came before is for dynamics to show."""
-    last: dict[str, int] = {}
-    for record in records:
-        last[record.model] = max(record.step, last.get(record.model, 0))
-    return [record for record in records if record.step == last[record.model]]
-
-
-def check_alike(records: Sequence[EvalRecord], fields: Sequence[str], what: str) -> None:
-    """Refuse to compare what does not compare."""
-    for record in records[1:]:
-        for name in fields:
-            first, other = getattr(records[0], name), getattr(record, name)
-            if first != other:
-                raise UserError(
-                    f"{what}: records differ in {name} ({_short(first)} for {records[0].model}, "
-                    f"{_short(other)} for {record.model}); they do not belong in one table"
-                )
-
-
 def perplexity_table(records: Sequence[EvalRecord]) -> TextTable | None:
     """A line per model, a column per text."""
-    found = latest([r for r in records if r.metric == "ppl"])
+    found = [r for r in latest(records) if r.metric == "ppl"]
     if not found:
         return None
     check_perplexity(found)
     texts = list(dict.fromkeys(str(r.data) for r in found))
     label = labels(found)
-    cells: dict[str, dict[str, str]] = {}
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for record in found:
-        _put(cells.setdefault(label(record), {}), str(record.data), _cell(record), label(record))
-    rows = [[model, *(row.get(text, "") for text in texts)] for model, row in cells.items()]
-    return TextTable("Perplexity (upper bound)", ["model", *texts], rows)
+        line = (label(record), f"{record.step:,}")
+        put(cells.setdefault(line, {}), str(record.data), record, label(record))
+    rows = [[*line, *(row.get(text, "") for text in texts)] for line, row in cells.items()]
+    return TextTable("Perplexity (upper bound)", ["model", "step", *texts], rows, found)
 
 
 def generation_table(records: Sequence[EvalRecord]) -> TextTable | None:
-    """A line per model; per number of steps the judge's perplexity, entropy, and MAUVE if there is one."""
-    found = latest([r for r in records if r.metric in _GENERATED])
+    """A line per model and number of sampling steps, and real text below."""
+    found = [r for r in latest(records) if r.metric in GENERATED]
     if not found:
         return None
     check_generation(found)
-    present = {r.metric for r in found}
-    metrics = {name: title for name, title in _GENERATED.items() if name in present}
-    steps = sorted({int(r.steps or 0) for r in found})
     label = labels(found)
-    cells: dict[str, dict[str, str]] = {}
-    for record in found:
-        place = f"{record.metric} {record.steps}"
-        _put(cells.setdefault(label(record), {}), place, _cell(record), label(record))
-    columns = [f"{name} {count}" for count in steps for name in metrics]
-    heads = [f"{title}, {count} steps" for count in steps for title in metrics.values()]
-    rows = [[model, *(row.get(column, "") for column in columns)] for model, row in cells.items()]
-    judge = next((r.judge for r in found if r.judge), "none")
-    real = real_text(records)
-    beside = "" if real is None else f"; real text ({real.data}): {_cell(real)}"
-    return TextTable(f"Generated text, judge: {judge}{beside}", ["model", *heads], rows)
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for record in sorted(found, key=lambda r: (_first(found, r.model), r.steps)):
+        line = (label(record), f"{record.step:,}", f"{record.steps}")
+        put(cells.setdefault(line, {}), record.metric, record, f"{line[0]}, {line[2]} steps")
+    for kind, name in REAL.items():
+        beside = real_text(records, kind)
+        for metric, record in beside.items():
+            line = (f"{name} ({record.data})", "", "")
+            put(cells.setdefault(line, {}), metric, record, name)
+    present = {metric for row in cells.values() for metric in row}
+    metrics = {name: title for name, title in GENERATED.items() if name in present}
+    return TextTable(
+        f"Generated text, judge: {judge_of(found)}",
+        ["model", "step", "sampling steps", *metrics.values()],
+        [[*line, *(row.get(name, "") for name in metrics)] for line, row in cells.items()],
+        [*found, *real_records(records)],
+    )
 
 
-def real_text(records: Sequence[EvalRecord]) -> EvalRecord | None:
-    """What the judge of the generated texts says of real text, if that was recorded."""
-    judges = {r.judge_sha256 for r in records if r.metric == "gen_ppl"}
-    found = [r for r in records if r.metric == "real_ppl" and r.judge_sha256 in judges]
-    check_alike(found, ("judge_sha256", "data_sha256", "length", "n"), "real text")
-    return found[0] if found else None
+def _first(records: Sequence[EvalRecord], model: str) -> int:
+    """The place of a model's first record: models keep their order."""
+    return next(i for i, record in enumerate(records) if record.model == model)
 
 
-def check_perplexity(records: Sequence[EvalRecord]) -> None:
-    check_alike(records, _ALWAYS, "perplexity")
-    for text in dict.fromkeys(r.data for r in records):
-        own = [r for r in records if r.data == text]
-        check_alike(own, ("data_sha256", "n"), f"perplexity of {text}")
+def unshown(records: Sequence[EvalRecord], tables: Iterable[TextTable]) -> list[str]:
+    """Lines that say what is in no table, or in tables alone, and why."""
+    shown = {id(record) for table in tables for record in table.records}
+    metrics: dict[tuple[str, str], dict[str, None]] = {}
+    for record in records:
+        if reason := _reason(record, shown=id(record) in shown):
+            metrics.setdefault((reason, record.model), {})[record.metric] = None
+    models: dict[tuple[str, str], list[str]] = {}
+    for (reason, model), names in metrics.items():
+        models.setdefault((reason, ", ".join(names)), []).append(model)
+    return [f"{reason}: {names} of {', '.join(own)}" for (reason, names), own in models.items()]
 
 
-def check_generation(records: Sequence[EvalRecord]) -> None:
-    check_alike(records, (*_ALWAYS, *_SAMPLING), "generated text")
-    judged = [r for r in records if r.judge is not None]
-    check_alike(judged, ("judge", "judge_sha256"), "generated text")
-    compared = [r for r in records if r.metric == "mauve"]
-    check_alike(compared, ("data_sha256",), "MAUVE")
+def _reason(record: EvalRecord, *, shown: bool) -> str | None:
+    if shown:
+        return "without a finite value, so in no figure" if record.value is None else None
+    if record.metric in ("ppl", *GENERATED):
+        return "not shown, measured before the model's last step"
+    if record.metric.startswith(tuple(REAL)):
+        return "not shown, no texts were generated and judged alike"
+    return "not shown, there is no table for it"
 
 
-def _put(row: dict[str, str], place: str, cell: str, model: str) -> None:
+def put(row: dict[str, str], place: str, record: EvalRecord, where: str) -> None:
+    """Fill a cell, once."""
+    cell = _cell(record)
     if row.setdefault(place, cell) != cell:
-        raise UserError(f"two different results for {model}, {place}; give one record of each")
+        raise UserError(f"two different results for {where}, {place}; give one record of each")
 
 
 def _cell(record: EvalRecord) -> str:
-    return cell(record.value, record.stderr, 3 if record.metric in ("entropy", "mauve") else 2)
+    if record.metric.endswith("ppl"):
+        return with_error(record.value, known_error(record))
+    if record.value is None:
+        return "none"
+    error = known_error(record) if record.metric.endswith("entropy") else None
+    return with_error(record.value, error, 3)
 
 
-def cell(value: float | None, stderr: float | None, digits: int) -> str:
+def known_error(record: EvalRecord) -> float:
+    """The standard error, not a number where it is not known."""
+    return math.nan if record.stderr is None else record.stderr
+
+
+def with_error(value: float | None, stderr: float | None, digits: int = 2) -> str:
+    """As text. What has no error by its nature has None, one that is not known is not a number."""
     if value is None:
         return "inf"
-    return f"{value:.{digits}f}" + ("" if stderr is None else f" ± {stderr:.{digits}f}")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 16 else text[:12] + "..."
+    error = "" if stderr is None else f" ± {stderr:.{digits}f}"
+    return f"{value:.{digits}f}" + error.replace("nan", "?")
