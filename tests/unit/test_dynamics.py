@@ -99,6 +99,7 @@ def test_nothing_is_measured_twice(
     assert {r.step for r in new} == {4} and {r.seed for r in new} == {3}
 
 
+@pytest.mark.filterwarnings("error")  # the names are long, and there is room for them
 def test_the_report_draws_it(runs: Path, whole: bytes, tmp_path: Path, capsys) -> None:
     main(["report", "--records", str(runs / "whole.jsonl"), "--out", str(tmp_path / "r")])
     assert "Who leads when" in capsys.readouterr().out

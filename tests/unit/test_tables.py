@@ -389,6 +389,14 @@ def test_a_lead_that_may_be_chance_is_hatched(tmp_path: Path) -> None:
         assert ("<pattern" in drawn(tmp_path / "d.svg")) == hatched
 
 
+@pytest.mark.filterwarnings("error")
+def test_figures_of_nothing_but_infinities(tmp_path: Path) -> None:
+    records = [replace(r, value=None) for r in three_models()]
+    plot_generation(records, tmp_path / "generation.png")
+    plot_dynamics(courses(records), tmp_path / "dynamics.png")
+    assert sweep(records) == {} and len(list(tmp_path.iterdir())) == 2
+
+
 def test_command_draws_sweeps_or_says_why_not(tmp_path: Path, capsys) -> None:
     file = tmp_path / "r.jsonl"
     append_records(file, [r for k, model in RATIOS.items() for r in of_ratio(k, model)])

@@ -63,9 +63,13 @@ def draw_lines(axes: Axes, lines: Lines, colours: dict[str, str]) -> None:
 
 
 def legend(axes: Axes, drop: float = 0.16) -> None:
-    """Below the axes and what is written there, where it hides nothing."""
+    """Below the axes and what is written there, where it hides nothing; in as many columns as fit."""
+    names = axes.get_legend_handles_labels()[1]
+    if not names:
+        return
+    columns = min(max(90 // (max(map(len, names)) + 7), 1), 3)
     place = (0.5, -drop)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=place, ncols=3)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=place, ncols=columns)
 
 
 def make_logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:

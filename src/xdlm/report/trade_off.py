@@ -138,8 +138,7 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot], text: str, *, logarithmic: bo
         make_logarithmic(axes, "y")
     clean(axes)
     axes.set_xlabel(f"perplexity of {text} (lower: understands better)")
-    if axes.get_legend_handles_labels()[1]:
-        legend(axes)
+    legend(axes)
     _name_spots(axes, spots)
 
 
