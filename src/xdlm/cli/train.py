@@ -21,8 +21,8 @@ from xdlm.training.trainer import Trainer, find_resume
 
 _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overridden by a flag.
 
-Checkpoints, the resolved configuration and log.jsonl go to --train.out. Ctrl-C saves and stops;
---resume goes on from the newest checkpoint, bit for bit.
+Checkpoints, the resolved configuration and log.jsonl go to --train.out. Ctrl-C, or SIGTERM, saves and
+stops; --resume goes on from the newest checkpoint, bit for bit.
 
 A line of the log holds the loss, the bound (elbo), the gradient's norm, the learning rate, tokens/s, the
 share of the time spent waiting for data (data_wait), peak memory and, on a GPU that is known, the model's
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> None:
     check_curves(config.train)
     with join_world() as world:
         out = Path(config.train.out)
-        again = world.any(world.is_main and started_again(out))
+        again = world.any(started_again(out))
         checkpoint = find_resume(out, resume=options.resume, again=again)
         world.wait()  # before the first of them writes a checkpoint
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
