@@ -37,7 +37,8 @@ examples:
 
 Under torchrun every process takes its share of each batch, and the result does not depend on their number
 but for rounding (and dropout). Started again after a process died, a run goes on by itself. A run may be
-resumed on another number of processes, and with or without fsdp.
+resumed on another number of processes, with or without fsdp, and with another micro_batch. A folder
+belongs to one run at a time.
 """
 #: Batches of validation rows go through the model so many at a time.
 _EVAL_BATCH = 32

@@ -168,7 +168,8 @@ def join_world() -> Iterator[World]:
     except RuntimeError as error:
         if not _is_about_the_network(error):
             raise
-        raise UserError("another process has ended, and this one cannot go on alone") from error
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise UserError(f"another process has ended, or does not answer: {reason}") from error
     finally:
         dist.destroy_process_group()
 

@@ -362,8 +362,8 @@ def find_resume(out: Path, *, resume: bool, again: bool = False) -> Checkpoint |
 
 
 def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
-    """What decides the course of a run must not change under it; where it ends and what it logs
-    may."""
+    """What decides the course of a run must not change under it; where it ends, what it logs and
+    how it is computed may."""
     free = {"out", "steps", "minutes", "micro_batch", "device", "parallel", "activation_checkpointing",
             "compile", "log_every", "eval_every", "eval_rows", "save_every", "keep", "keep_every",
             "tensorboard", "wandb"}  # fmt: skip
