@@ -27,7 +27,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         scratch.mkdir(parents=True)
         try:
             yield scratch
-            for path in scratch.rglob("*"):
+            for path in (*scratch.rglob("*"), scratch):
                 _sync(path)
             scratch.rename(target)  # replaces an empty folder, and nothing else
             _sync(target.parent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -15,7 +17,7 @@ import pytest
 import torch
 from test_training import small_run, trainer_for
 
-from xdlm import UserError, load
+from xdlm import UserError, files, load
 from xdlm.config import dump_config
 from xdlm.files import atomic_folder, write_atomic
 from xdlm.tokens import TextTokenizer
@@ -30,6 +32,7 @@ from xdlm.training.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
+from xdlm.training.parallel import only_run_in
 
 
 @pytest.fixture
@@ -125,7 +128,7 @@ def test_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert last.startswith("xdlm: cannot write") and "Traceback" not in done.stderr
     assert latest_checkpoint(run) == before
     assert open_checkpoint(before).step == 3
-    assert sorted(p.name for p in run.iterdir()) == ["log.jsonl", before.name]
+    assert sorted(p.name for p in run.iterdir()) == [".lock", "log.jsonl", before.name]
 
 
 def test_unwritable_folder_fails_before_training(tmp_path: Path) -> None:
@@ -153,6 +156,17 @@ def test_atomic_folder_never_replaces_anything(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_folder_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    """With what is in it and the list of that."""
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "_sync", synced.append)
+    with atomic_folder(tmp_path / "folder") as scratch:
+        (scratch / "below").mkdir()
+        (scratch / "below" / "file").write_text("written")
+    inside = [scratch / "below", scratch / "below" / "file"]
+    assert sorted(synced[:2]) == inside and synced[2:] == [scratch, tmp_path]
+
+
 def test_export_spares_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
@@ -170,7 +184,7 @@ def test_a_run_touches_only_its_own_checkpoints(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path).name == "step-00000004"
     clear_run(tmp_path)
     left = sorted(p.name for p in tmp_path.iterdir())
-    assert left == ["step-0-my-notes", "step-99999999", "step-notes.txt"]
+    assert left == [".lock", "step-0-my-notes", "step-99999999", "step-notes.txt"]
 
 
 def test_incomplete_manifest(checkpoint: Path) -> None:
@@ -251,8 +265,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     monkeypatch.setattr(saving, "save_checkpoint", held_back)
     trainer = trainer_for(small_run(tmp_path))
     for _ in range(2):
-        trainer._one_step()
-        trainer.step += 1
+        trainer.take_step()
     then = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     moments = {
         name: trainer.optimizer.state[p]["exp_avg"].clone()
@@ -261,8 +274,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     averages = {name: value.clone() for name, value in trainer.ema.average.items()}
     trainer.save()
     for _ in range(2):
-        trainer._one_step()
-        trainer.step += 1
+        trainer.take_step()
     assert latest_checkpoint(tmp_path) is None
     assert not torch.equal(trainer.model.out.bias, then["out.bias"])
     may_write.set()
@@ -283,13 +295,13 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkey
 
     monkeypatch.setattr(saving, "save_checkpoint", no_room)
     trainer = trainer_for(small_run(tmp_path, steps=1000, save_every=2))
-    take_step = trainer._one_step
+    take_step = trainer.take_step
 
     def after_the_write() -> object:
         trainer._saver.failure(wait=True)
         return take_step()
 
-    monkeypatch.setattr(trainer, "_one_step", after_the_write)
+    monkeypatch.setattr(trainer, "take_step", after_the_write)
     with pytest.raises(UserError, match="no room"):
         trainer.run()
     assert trainer.step in (2, 3)
@@ -302,20 +314,49 @@ def test_what_a_kill_left_behind_is_cleared(tmp_path: Path) -> None:
     (tmp_path / ".mine.partial").mkdir()
     trainer_for(small_run(tmp_path, steps=1)).run()
     left = sorted(p.name for p in tmp_path.iterdir())
-    assert left == [".mine.partial", "log.jsonl", "step-00000001"]
+    assert left == [".lock", ".mine.partial", "log.jsonl", "step-00000001"]
+
+
+def test_two_runs_never_write_to_one_folder(tmp_path: Path) -> None:
+    """Nor does one begin where another has been since it looked for a checkpoint."""
+    trainer_for(small_run(tmp_path, steps=2)).run()
+    log = (tmp_path / "log.jsonl").read_bytes()
+    being_written = tmp_path / ".step-00000004.partial"
+    being_written.mkdir()
+    trainer = trainer_for(small_run(tmp_path))
+    with (
+        only_run_in(tmp_path),
+        pytest.raises(UserError, match=f"another process is training in {tmp_path}"),
+    ):
+        trainer.run()
+    assert being_written.is_dir() and (tmp_path / "log.jsonl").read_bytes() == log
+    with pytest.raises(UserError, match="step-00000002 is of a later step than 0"):
+        trainer.run()
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    trainer.restore(open_checkpoint(latest_checkpoint(tmp_path)))
+    assert trainer.run()
+
+
+def test_without_locks_a_run_warns_and_goes_on(tmp_path: Path, monkeypatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\)"):
+        assert trainer_for(small_run(tmp_path, steps=1)).run()
 
 
 def test_a_diverged_run_saves_nothing(tmp_path: Path, monkeypatch) -> None:
     trainer = trainer_for(small_run(tmp_path, steps=30, save_every=1, log_every=30, keep=1))
-    take_step = trainer._one_step
+    take_step = trainer.take_step
 
     def poisoned():
         result = take_step()
-        if trainer.step == 3:
+        if trainer.step == 4:
             trainer.model.out.bias.data[0] = torch.nan
         return result
 
-    monkeypatch.setattr(trainer, "_one_step", poisoned)
+    monkeypatch.setattr(trainer, "take_step", poisoned)
     with pytest.raises(UserError, match="weights are not finite at step 4"):
         trainer.run()
     assert latest_checkpoint(tmp_path).name == "step-00000003"

@@ -30,7 +30,7 @@ from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, o
 from xdlm.training.ema import Ema
 from xdlm.training.loss import DiffusionLoss, LossSums
 from xdlm.training.optimizer import clip_gradients, learning_rate
-from xdlm.training.parallel import World
+from xdlm.training.parallel import World, join_world, launcher, note_launch, started_again
 from xdlm.training.precision import WorkingCopy
 from xdlm.training.runlog import read_log
 from xdlm.training.trainer import Trainer, find_resume
@@ -135,6 +135,70 @@ def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int) -> N
     assert logs[0] == logs[1] and len(logs[0]) == steps // 4
 
 
+@pytest.mark.parametrize("sent", [
+    [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGINT],
+], ids=["by a scheduler", "twice", "ctrl-c, passed on by a launcher"])  # fmt: skip
+def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, monkeypatch, sent: list[int]) -> None:
+    trainer = trainer_for(small_run(tmp_path, save_every=0))
+    take_step = trainer.take_step
+
+    def interrupted_step() -> object:
+        for number in sent if trainer.step == 3 else ():
+            signal.raise_signal(number)
+        return take_step()
+
+    monkeypatch.setattr(trainer, "take_step", interrupted_step)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert not trainer.run()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN, "not given back"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert open_checkpoint(latest_checkpoint(tmp_path)).step == 4
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, monkeypatch) -> None:
+    trainer = trainer_for(small_run(tmp_path))
+
+    def interrupted_step() -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1.1)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trainer, "take_step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+
+
+def test_a_run_started_again_is_known_by_its_launcher(tmp_path: Path, monkeypatch) -> None:
+    """Not by the number of the run, which may be the same for all, or be used again."""
+    note_launch(tmp_path, [launcher()])
+    assert not started_again(tmp_path), "nobody launched it"
+    for number in ("none", "job1"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", number)
+        assert not started_again(tmp_path)
+        note_launch(tmp_path, ["job1 another-node 7", launcher()])
+        assert started_again(tmp_path)
+        with monkeypatch.context() as later:
+            later.setattr(os, "getppid", lambda: 1)
+            assert not started_again(tmp_path)
+
+
+@pytest.mark.parametrize(("variables", "missing"), [
+    ({"WORLD_SIZE": "2"}, "RANK"), ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR"),
+    ({"WORLD_SIZE": "two", "RANK": "0"}, "'two'"),
+])  # fmt: skip
+def test_a_world_without_others_is_refused(
+    monkeypatch, variables: dict[str, str], missing: str
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{missing}.*torchrun"), join_world():
+        pass
+
+
 def test_changed_settings_cannot_be_resumed(tmp_path: Path) -> None:
     trainer_for(small_run(tmp_path, steps=2)).run()
     other = small_run(tmp_path, steps=4, batch=8)
@@ -144,7 +208,9 @@ def test_changed_settings_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_how_a_run_is_computed_may_change(tmp_path: Path) -> None:
     trainer_for(small_run(tmp_path, steps=2)).run()
-    other = small_run(tmp_path, steps=4, parallel="fsdp", activation_checkpointing=True)
+    other = small_run(
+        tmp_path, steps=4, parallel="fsdp", activation_checkpointing=True, micro_batch=3
+    )
     trainer = trainer_for(other)
     trainer.restore(find_resume(tmp_path, resume=True))
     assert trainer.run()
@@ -162,7 +228,7 @@ def three_steps(config: RunConfig) -> tuple[list[torch.Tensor], int]:
         take_step()
 
     trainer.optimizer.step = noted_step
-    found += [trainer._one_step()[1] for _ in range(3)]
+    found += [trainer.take_step()[1] for _ in range(3)]
     return [*found, torch.tensor(trainer._mean_since_log())], len(runs)
 
 
@@ -224,7 +290,7 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path: Path) -> None:
         trainer = trainer_for(small_run(tmp_path / str(micro), micro_batch=micro))
         for block in trainer.model.blocks:
             block.dropout = 0.0
-        norms.append([float(trainer._one_step()[1]) for _ in range(3)])
+        norms.append([float(trainer.take_step()[1]) for _ in range(3)])
         losses.append(trainer._mean_since_log())
     for other in (1, 2):
         np.testing.assert_allclose(losses[0], losses[other], rtol=1e-5)
@@ -240,7 +306,7 @@ def test_one_step_is_adamw_at_the_warmed_up_rate(tmp_path: Path) -> None:
     )
     trainer = trainer_for(config)
     before = trainer.model.out.bias.detach().clone() + 0.0
-    rate, _ = trainer._one_step()
+    rate, _ = trainer.take_step()
     assert rate == pytest.approx(1e-2 / 5)
     moved = trainer.model.out.bias.detach() - before
     assert moved.abs().max() == pytest.approx(rate, rel=1e-3)
@@ -255,8 +321,7 @@ def test_every_step_draws_new_noise(tmp_path: Path) -> None:
     seen = []
     trainer.loss = lambda model, batch, **kw: seen.append(batch.index) or _zero_loss(model)
     for _ in range(2):
-        trainer._one_step()
-        trainer.step += 1
+        trainer.take_step()
     assert torch.cat(seen).tolist() == list(range(12))
 
 

@@ -21,8 +21,8 @@ from xdlm.training.trainer import Trainer, find_resume
 
 _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overridden by a flag.
 
-Checkpoints, the resolved configuration and log.jsonl go to --train.out. Ctrl-C saves and stops;
---resume goes on from the newest checkpoint, bit for bit.
+Checkpoints, the resolved configuration and log.jsonl go to --train.out. Ctrl-C, or SIGTERM, saves and
+stops; --resume goes on from the newest checkpoint, bit for bit.
 
 A line of the log holds the loss, the bound (elbo), the gradient's norm, the learning rate, tokens/s, the
 share of the time spent waiting for data (data_wait), peak memory and, on a GPU that is known, the model's
@@ -37,7 +37,8 @@ examples:
 
 Under torchrun every process takes its share of each batch, and the result does not depend on their number
 but for rounding (and dropout). Started again after a process died, a run goes on by itself. A run may be
-resumed on another number of processes, and with or without fsdp.
+resumed on another number of processes, with or without fsdp, and with another micro_batch. A folder
+belongs to one run at a time.
 """
 #: Batches of validation rows go through the model so many at a time.
 _EVAL_BATCH = 32
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> None:
     check_curves(config.train)
     with join_world() as world:
         out = Path(config.train.out)
-        again = world.any(world.is_main and started_again(out))
+        again = world.any(started_again(out))
         checkpoint = find_resume(out, resume=options.resume, again=again)
         world.wait()  # before the first of them writes a checkpoint
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)

@@ -8,19 +8,23 @@ order of a few additions. What a process holds of the model is decided in `engin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.files import write_atomic
+from xdlm.files import explained, write_atomic
 
-_NOTE, _NO_LAUNCH = ".launch", "none"
+_NOTE, _LOCK = ".launch", ".lock"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,11 @@ class World:
         meet at each: where that does not come out even, the last piece is done more than once."""
         return [min(i + self.rank, n - 1) for i in range(0, n, self.size)]
 
-    def collect(self, found: dict[int, Tensor]) -> dict[int, Tensor]:
+    def collect(self, found: dict[int, T]) -> dict[int, T]:
         """What all processes have found, by the number of the piece of work."""
         if self.size == 1:
             return found
-        everyone: list[dict[int, Tensor]] = [{}] * self.size
+        everyone: list[dict[int, T]] = [{}] * self.size
         dist.all_gather_object(everyone, found)
         return {number: value for each in everyone for number, value in each.items()}
 
@@ -99,31 +103,60 @@ def local_device() -> str | None:
 
 
 def started_again(out: Path) -> bool:
-    """Whether this launch of `torchrun` has begun the run in `out` before: a process that died is
-    replaced and goes on, while a new launch over an old run is a new launch."""
+    """Whether the `torchrun` that started this process has begun the run in `out` before: a process that
+    died is replaced and goes on, while a new launch over an old run is a new launch."""
     note = out / _NOTE
-    return note.is_file() and note.read_text(encoding="utf-8") == _launch() != _NO_LAUNCH
+    return note.is_file() and launcher() in note.read_text(encoding="utf-8").splitlines()
 
 
-def note_launch(out: Path) -> None:
-    """Leave a note in `out` of the launch that a run belongs to."""
-    if _launch() != _NO_LAUNCH:
-        write_atomic(out / _NOTE, _launch())
+def note_launch(out: Path, launchers: Iterable[str | None]) -> None:
+    """Leave a note in `out` of who started the processes of a run, if `torchrun` did."""
+    known = sorted({each for each in launchers if each is not None})
+    if known:
+        write_atomic(out / _NOTE, "\n".join(known))
 
 
-def _launch() -> str:
-    return os.environ.get("TORCHELASTIC_RUN_ID", _NO_LAUNCH)
+def launcher() -> str | None:
+    """The `torchrun` that started this process, which outlives it. The number of a run alone would not
+    do: it may be the same for all of them, or be used again."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if run is None else f"{run} {socket.gethostname()} {os.getppid()}"
+
+
+@contextmanager
+def only_run_in(out: Path) -> Iterator[None]:
+    """Keep other runs out of a folder. The lock ends with the process, even by kill -9."""
+    import fcntl  # where there is no such thing, the rest can still be used
+
+    with explained(out):
+        lock = (out / _LOCK).open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process is training in {out}") from error
+        except OSError as error:
+            warnings.warn(
+                f"{out} cannot be locked ({error.strerror}): let no other process train there",
+                stacklevel=2,
+            )
+        yield
 
 
 @contextmanager
 def join_world() -> Iterator[World]:
     """Meet the other processes, if `torchrun` started several, and part from them at the end."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 or "RANK" not in os.environ:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         yield World()
         return
+    try:
+        store, rank, size = next(dist.rendezvous("env://"))
+    except (ValueError, dist.DistError) as error:
+        raise UserError(
+            f"WORLD_SIZE is set, but there are no others to meet ({error}); start several processes "
+            "with torchrun, or unset it for one"
+        ) from error
     # The place where they meet outlives them; addresses of processes that died must not be found there.
-    store, rank, size = next(dist.rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE") == "1":  # several nodes get a new store each time
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt-{attempt}", store)
@@ -132,5 +165,15 @@ def join_world() -> Iterator[World]:
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         yield World(rank, size)
+    except RuntimeError as error:
+        if not _is_about_the_network(error):
+            raise
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise UserError(f"another process has ended, or does not answer: {reason}") from error
     finally:
         dist.destroy_process_group()
+
+
+def _is_about_the_network(error: RuntimeError) -> bool:
+    """NCCL and the store have types for it, gloo only its name."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.files import atomic_folder, scratch_of
+from xdlm.files import atomic_folder, explained, scratch_of
 from xdlm.training.checkpoint import (
     Content,
     checkpoint_folder,
@@ -24,6 +24,8 @@ from xdlm.training.checkpoint import (
     shard_folder,
 )
 from xdlm.training.parallel import World
+
+T = TypeVar("T")
 
 
 class Saver:
@@ -79,14 +81,16 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _save_sharded(folder: Path, content: Content, world: World, line: dist.ProcessGroup) -> None:
-    """Every process writes and hashes its part; the first one makes the folder and names it."""
+    """Every process writes and hashes its part; the first one makes the folder, says what is in it (lists
+    of a folder on a network may differ for a while) and names it."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
     folder = folder.absolute()
     scratch = scratch_of(folder)
-    with atomic_folder(folder) if world.is_main else nullcontext():
-        dist.barrier(line)
+    with ExitStack() as stack:
+        whole = atomic_folder(folder) if world.is_main else explained(folder)
+        _together(line, lambda: stack.enter_context(whole))
         for name, tensors in content.tensors.items():
             writer = dcp.HuggingFaceStorageWriter(
                 str(shard_folder(scratch, name)), save_distributed=True
@@ -96,13 +100,33 @@ def _save_sharded(folder: Path, content: Content, world: World, line: dist.Proce
             except CheckpointException as error:
                 raise UserError(f"cannot write {folder}: {_first_cause(error)}") from error
         parts = [shard_folder(scratch, name) for name in content.tensors]
-        files = sorted(file for part in parts for file in part.iterdir())
-        own = describe_files(scratch, files[world.rank :: world.size])
-        described: list[dict[str, Any]] = [{}] * world.size
-        dist.all_gather_object(described, own, line)
+        files = _together(line, lambda: _files_in(parts) if world.is_main else [])[0]
+        own = files[world.rank :: world.size]
+        described = _together(line, lambda: describe_files(scratch, own))
         if world.is_main:
             merged = {file: entry for part in described for file, entry in part.items()}
             seal(scratch, content, dict(sorted(merged.items())))
+
+
+def _files_in(folders: list[Path]) -> list[Path]:
+    return sorted(file for folder in folders for file in folder.iterdir())
+
+
+def _together(line: dist.ProcessGroup, work: Callable[[], T]) -> list[T]:
+    """What `work` gives on each process. Where it fails on one it fails on all: nobody goes on to wait for
+    a process that has given up."""
+    found, failure = None, None
+    try:
+        found = work()
+    except Exception as error:
+        failure = error
+    everyone: list[Any] = [None] * line.size()
+    dist.all_gather_object(everyone, (found, failure is None), line)
+    if failure is not None:
+        raise failure
+    if not all(fine for _, fine in everyone):
+        raise UserError("another process could not write its part of a checkpoint")
+    return [each for each, _ in everyone]
 
 
 def _first_cause(error: Any) -> str:

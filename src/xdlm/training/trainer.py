@@ -34,6 +34,7 @@ from xdlm.training.checkpoint import (
     clear_scratch,
     latest_checkpoint,
     open_checkpoint,
+    step_of,
 )
 from xdlm.training.curves import open_curves
 from xdlm.training.device import describe, pick_device, pick_precision
@@ -49,7 +50,7 @@ from xdlm.training.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
-from xdlm.training.parallel import World, local_device, note_launch
+from xdlm.training.parallel import World, launcher, local_device, note_launch, only_run_in
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
@@ -132,16 +133,13 @@ class Trainer:
             raise UserError(
                 f"the run is at step {self.step} already, past train.steps {config.steps}"
             )
-        if self.world.is_main:
-            check_writable(self.out)
-            clear_scratch(self.out)
-            note_launch(self.out)
         self.world.check_agreement(
             step=self.step, data=self.data_hash, tokenizer=self.tokenizer.digest,
             config=repr(self.config), weights=self._weight_sum(),
         )  # fmt: skip
         n_parameters = sum(p.numel() for p in self.model.parameters())
         with (
+            self._own_folder(),
             self._open_log() as log,
             _interruptible() as interrupted,
             self.loader.ahead(range(self.step, config.steps)),
@@ -185,12 +183,6 @@ class Trainer:
         return verdict != _INTERRUPTED
 
     def take_step(self) -> tuple[float, torch.Tensor]:
-        """One step on; see `_one_step`."""
-        taken = self._one_step()
-        self.step += 1
-        return taken
-
-    def _one_step(self) -> tuple[float, torch.Tensor]:
         """One optimiser step. Returns the learning rate and the gradient's norm before clipping."""
         config = self.config
         batch = config.train.batch
@@ -214,7 +206,8 @@ class Trainer:
         norm = clip_gradients(self.model, config.optim.clip, self.engine.total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.ema.update(self.model, self.step + 1)
+        self.step += 1
+        self.ema.update(self.model, self.step)
         return rate, norm
 
     def _mean_since_log(self) -> tuple[float, float]:
@@ -222,13 +215,15 @@ class Trainer:
         self._gather_log()
         loss, elbo, count = self._since_log.tolist()
         self._since_log.zero_()
-        if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss} at step {self.step}; lower optim.lr")
         return loss / count, elbo / count
 
     def _gather_log(self) -> None:
-        """Bring what all processes have added up to the first one."""
+        """Bring what all processes have added up to the first one. All of them see it, and end together if
+        the run has diverged."""
         self.world.add_up(self._since_log[:2])
+        loss = float(self._since_log[0])
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss} at step {self.step}; lower optim.lr")
         if not self.world.is_main:
             self._since_log[:2] = 0
 
@@ -237,6 +232,24 @@ class Trainer:
         impl = resolve_impl(self.config.loss.impl, self.device)
         obstacle = fused_obstacle(self.device) if self.device.type == "cuda" else None
         return f"{impl} ({obstacle})" if obstacle else impl
+
+    @contextmanager
+    def _own_folder(self) -> Iterator[None]:
+        """Have the run's folder to ourselves, and in order."""
+        launchers = self.world.collect({self.world.rank: launcher()}).values()
+        if not self.world.is_main:
+            yield
+            return
+        check_writable(self.out)
+        with only_run_in(self.out):
+            newest = latest_checkpoint(self.out)
+            if newest is not None and step_of(newest) > self.step:
+                raise UserError(
+                    f"{newest} is of a later step than {self.step}, where this run would begin"
+                )
+            clear_scratch(self.out)
+            note_launch(self.out, launchers)
+            yield
 
     def _open_log(self) -> RunLog | SilentLog:
         if not self.world.is_main:
@@ -349,11 +362,11 @@ def find_resume(out: Path, *, resume: bool, again: bool = False) -> Checkpoint |
 
 
 def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
-    """What decides the course of a run must not change under it; where it ends and what it logs
-    may."""
-    free = {"out", "steps", "minutes", "device", "parallel", "activation_checkpointing", "compile",
-            "log_every", "eval_every", "eval_rows", "save_every", "keep", "keep_every", "tensorboard",
-            "wandb"}  # fmt: skip
+    """What decides the course of a run must not change under it; where it ends, what it logs and
+    how it is computed may."""
+    free = {"out", "steps", "minutes", "micro_batch", "device", "parallel", "activation_checkpointing",
+            "compile", "log_every", "eval_every", "eval_rows", "save_every", "keep", "keep_every",
+            "tensorboard", "wandb"}  # fmt: skip
     if now.optim.decay:  # the learning rate counts back from the end
         free -= {"steps"}
     before, after = dataclasses.asdict(saved), dataclasses.asdict(now)
@@ -367,23 +380,27 @@ def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C finish the step and save; the second one ends at once."""
+    """Let Ctrl-C, or SIGTERM, finish the step and save; a second Ctrl-C ends at once.
+
+    What comes within a second is the same Ctrl-C: `torchrun` passes it on, and the terminal sent it too.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield lambda: False
         return
-    seen = False
+    first = math.inf
 
     def note(signum: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        if seen:
+        nonlocal first
+        if signum == signal.SIGINT and time.monotonic() > first + 1:
             raise KeyboardInterrupt
-        seen = True
+        first = min(first, time.monotonic())
 
-    previous = signal.signal(signal.SIGINT, note)
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: seen
+        yield lambda: first < math.inf
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _si(number: float) -> str:
