@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "sampling": MATH | {"models"},
     "config": MATH | {"models"},
     "training": MATH | {"models", "tokens", "data", "config", "files", "__init__"},
-    "evaluation": MATH | {"models", "tokens", "data", "sampling", "training", "config", "files"},
+    "evaluation": MATH
+    | {"models", "tokens", "data", "sampling", "training", "config", "files", "__init__"},
 }
 ALLOWED["api"] = set(ALLOWED) - {"__init__"}
 ALLOWED["report"] = set(ALLOWED)

@@ -16,10 +16,10 @@ from rich.table import Table
 from xdlm.api import load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
-from xdlm.cli.record import commit
 from xdlm.cli.train import make_trainer
 from xdlm.config import load_config
 from xdlm.errors import UserError, did_you_mean
+from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
 from xdlm.evaluation.waiting import measure_loader
 from xdlm.files import check_writable, write_atomic

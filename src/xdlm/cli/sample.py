@@ -11,8 +11,9 @@ from rich.console import Console
 from xdlm.api import Model, TextSample, load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
-from xdlm.cli.record import provenance, write_json
+from xdlm.cli.record import write_json
 from xdlm.errors import UserError
+from xdlm.evaluation.provenance import provenance
 from xdlm.files import write_atomic
 
 _DESCRIPTION = """Generate text with a model; without options, with the bundled one.

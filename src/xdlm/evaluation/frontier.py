@@ -8,6 +8,7 @@ usual.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from xdlm.errors import UserError
 from xdlm.evaluation.judges import FeatureJudge, Judge
+from xdlm.evaluation.records import EvalRecord
+from xdlm.evaluation.subject import Progress, unseen
 
 #: The library makes a bucket of every ten texts, and needs two.
 _FEWEST = 20
@@ -51,6 +54,37 @@ def features(
 def mauve(real: NDArray[np.float32], other: NDArray[np.float32], *, seed: int) -> float:
     """The score of features [n, d]; `seed` decides where k-means starts."""
     return float(_library()(p_features=real, q_features=other, seed=seed).mauve)
+
+
+class Mauve:
+    """Distance from some real texts, whose features are worked out once. `source` and `digest` say where
+    they are from."""
+
+    def __init__(
+        self,
+        judge: FeatureJudge,
+        texts: Sequence[str],
+        *,
+        source: str,
+        digest: str,
+        seed: int = 0,
+        progress: Progress = unseen,
+    ) -> None:
+        self._judge, self._seed = judge, seed
+        self._source, self._digest = source, digest
+        with progress("features of real text") as show:
+            self._real = features(judge, texts, show)
+
+    def record(
+        self, like: EvalRecord, texts: Sequence[str], *, progress: Progress = unseen
+    ) -> EvalRecord:
+        """Of texts that another record tells about."""
+        with progress("features") as show:
+            score = mauve(self._real, features(self._judge, texts, show), seed=self._seed)
+        return dataclasses.replace(
+            like, metric="mauve", value=score, stderr=None, data=self._source,
+            data_sha256=self._digest, details={"real_texts": len(self._real)},
+        )  # fmt: skip
 
 
 def _library() -> Callable[..., Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -141,14 +142,16 @@ def _load(path: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without the library's bars and warnings: what matters of them becomes an error here."""
+    """Without the library's bars and warnings: what matters of them becomes an error here. Some of its
+    bars know of no setting, and are drawn where nobody looks."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

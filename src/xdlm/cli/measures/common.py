@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,13 +10,15 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from xdlm.api import Model
+from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model
 from xdlm.cli.progress import progress
-from xdlm.data import Rows, load_rows
+from xdlm.config import RunConfig
+from xdlm.data import EMBEDDED, Rows, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.records import EvalRecord, append_records
-from xdlm.files import check_writable
+from xdlm.files import check_writable, explained
+from xdlm.sampling import Filter, SamplerConfig
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,14 @@ class Running:
     """Averaged weights, or those that training left."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    length: int | None = None
+    """Tokens in a row of text and in a generated text; by default as in training (1,024 in the papers)."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """How text is measured."""
 
-    length: int | None = None
-    """Tokens in a row; by default as in training (1,024 in the papers)."""
     draws: int = 4
     """Times at which the bound's integrand is looked at, per row."""
     max_rows: int | None = None
@@ -48,23 +51,54 @@ class Reading:
 class Writing:
     """How texts are generated and judged."""
 
+    steps: tuple[int, ...] = (32,)
+    """Numbers of sampling steps; none to generate nothing. The final denoise comes on top."""
     n: int = 32
     """Texts per number of steps."""
     judge: str = NGRAM
     """ngram, a folder with a causal language model, or a .gguf file."""
     temperature: float = 1.0
-    """Below 1 sharpens predictions, above 1 flattens them."""
+    """Below 1 sharpens predictions, above 1 flattens them; 0 takes the most likely token."""
     top_p: float = 1.0
     """Draw from the smallest set of tokens that holds this probability."""
 
 
+def check_settings(options: Running) -> None:
+    """Numbers that cannot be, before anything is opened or written."""
+    if not 0 <= options.seed < 2**31:
+        raise UserError(f"--seed must lie in 0..2^31-1, got {options.seed}")
+    if options.length is not None and not 1 <= options.length <= MAX_LENGTH:
+        raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
+    if isinstance(options, Reading):
+        if min(options.draws, options.batch) < 1:
+            raise UserError("--draws and --batch must be at least 1")
+        if options.max_rows is not None and options.max_rows < 1:
+            raise UserError(f"--max-rows must be at least 1, got {options.max_rows}")
+    if isinstance(options, Writing):
+        if not 1 <= options.n <= MAX_SAMPLES:
+            raise UserError(f"--n must lie in 1..{MAX_SAMPLES:,}, got {options.n}")
+        prediction = Filter(options.temperature, options.top_p)
+        for steps in options.steps:
+            SamplerConfig(steps, prediction)
+
+
+def own_text(config: RunConfig) -> str:
+    """What a model is measured on unless told otherwise: the text that validated its training."""
+    return config.data.val if config.data.val is not None else EMBEDDED[1]
+
+
 def read_rows(model: Model, source: str, length: int | None = None) -> Rows:
     data = model.config.data
-    with progress(f"reading {source}") as show:
-        return load_rows(
-            source, model.tokenizer, length or data.length, bos=data.bos, eos=data.eos,
-            frame=data.frame, on_progress=show,
-        )  # fmt: skip
+    try:
+        with progress(f"reading {source}") as show:
+            return load_rows(
+                source, model.tokenizer, data.length if length is None else length, bos=data.bos,
+                eos=data.eos, frame=data.frame, on_progress=show,
+            )  # fmt: skip
+    except UserError as error:
+        if source != data.val:
+            raise
+        raise UserError(f"{error} (the model's validation text; --data names another)") from error
 
 
 def packing_rule(model: Model, length: int | None = None) -> str:
@@ -77,12 +111,14 @@ def packing_rule(model: Model, length: int | None = None) -> str:
         (True, True): "begin and end tokens around every document",
     }[data.bos, data.eos]
     frame = ", every row between a begin and an end token of its own" if data.frame else ""
-    return f"rows of {length or data.length:,} tokens, {ends}{frame}"
+    return f"rows of {data.length if length is None else length:,} tokens, {ends}{frame}"
 
 
 def keep(file: str | None, *records: EvalRecord) -> None:
     """At once, so that a crash later on costs nothing that was measured."""
     if file is not None:
+        with explained(Path(file)):
+            Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)
         append_records(Path(file), records)
 
 
@@ -93,15 +129,22 @@ def check_target(file: str | None) -> None:
         check_writable(Path(file).absolute().parent)
 
 
-def show_table(table: Table, title: str) -> None:
+def show_table(table: Table, title: str, *remarks: str) -> None:
     screen = Console()
     if not screen.is_terminal:
         screen.width = max(screen.width, 160)  # a file has room
     screen.print(title, markup=False, highlight=False)
     screen.print(table)
+    for remark in remarks:
+        screen.print(remark, markup=False, highlight=False)
 
 
 def with_error(value: float | None, stderr: float | None, digits: int = 2) -> str:
     if value is None:
         return "inf"
-    return f"{value:.{digits}f}" + ("" if stderr is None else f" ± {stderr:.{digits}f}")
+    return f"{value:.{digits}f}" + (f" ± {stderr:.{digits}f}" if is_known(stderr) else "")
+
+
+def is_known(stderr: float | None) -> bool:
+    """One measurement does not say how much others would differ."""
+    return stderr is not None and math.isfinite(stderr)

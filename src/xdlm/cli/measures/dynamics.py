@@ -10,24 +10,30 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, load
-from xdlm.cli.measures import gen, ppl
+from xdlm.api import Model, find_checkpoint, load
+from xdlm.cli.measures import gen
 from xdlm.cli.measures.common import (
     Reading,
     Running,
     Writing,
+    check_settings,
     check_target,
     keep,
+    own_text,
     packing_rule,
     read_rows,
     show_table,
     with_error,
 )
 from xdlm.cli.options import parse
+from xdlm.cli.progress import progress
 from xdlm.data import ZERO_SHOT, Rows
 from xdlm.errors import UserError
 from xdlm.evaluation.judges import Judge, open_judge
+from xdlm.evaluation.perplexity import mean_perplexity, measure_perplexity, plan_perplexity
+from xdlm.evaluation.real import RealText
 from xdlm.evaluation.records import EvalRecord, measurement, resume_records
+from xdlm.evaluation.writing import expected, measure_writing
 from xdlm.training.checkpoint import run_checkpoints, step_of
 
 _DESCRIPTION = """Perplexity of text, and quality of generated text, at every checkpoint of one or several
@@ -48,12 +54,11 @@ examples:
 class Options(Running, Reading, Writing):
     records: str = "dynamics.jsonl"
     """Append the results to this file, one line of JSON each, and skip what it holds already."""
-    data: tuple[str, ...] = ("corpus:heldout",)
-    """Texts whose perplexity to measure; the first one is also the real text beside generated ones."""
+    data: tuple[str, ...] | None = None
+    """Texts whose perplexity to measure, by default what validated the runs' training, or else
+    corpus:heldout; the first one is also the real text beside generated ones."""
     zero_shot: bool = False
     """Measure the papers' seven zero-shot sets too, and their mean."""
-    steps: tuple[int, ...] = (32,)
-    """Numbers of sampling steps; none to generate nothing."""
     every: int = 1
     """Look only at checkpoints whose step is a multiple of this."""
 
@@ -66,12 +71,13 @@ def run(arguments: list[str]) -> None:
     )  # fmt: skip
     if not runs:
         raise UserError("which runs? for example: xdlm eval dynamics runs/cpu-tiny")
-    gen.check_settings(options.steps, options.n)
+    check_settings(options)
     if options.every < 1:
         raise UserError(f"--every must be at least 1, got {options.every}")
     folders = [(str(Path(run)), folder) for run in runs for folder in _checkpoints(run, options)]
+    data = _shared_text(folders) if options.data is None else options.data
     check_target(options.records)
-    dynamics = _Dynamics(options)
+    dynamics = _Dynamics(options, data)
     table = Table("run", "step", *dynamics.columns)
     rule = ""
     for run, folder in folders:
@@ -92,11 +98,23 @@ def _checkpoints(run: str, options: Options) -> list[Path]:
     return chosen
 
 
+def _shared_text(folders: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
+    """What validated all of the runs: figures of different texts do not compare."""
+    texts = {own_text(find_checkpoint(folder).config): run for run, folder in folders}
+    if len(texts) > 1:
+        (one, first), (other, second), *_ = texts.items()
+        raise UserError(
+            f"{first} was validated on {one} and {second} on {other}; name the texts to measure all "
+            "runs on with --data"
+        )
+    return tuple(texts)
+
+
 class _Dynamics:
     """Measures checkpoints one after another; texts are read and judges opened once."""
 
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __init__(self, options: Options, data: tuple[str, ...]) -> None:
+        self._options, self._data = options, data
         self._held = {measurement(r): r for r in resume_records(Path(options.records))}
         self._rows: dict[tuple[str, ...], Rows] = {}
         self._judges: dict[str, Judge] = {}
@@ -122,16 +140,19 @@ class _Dynamics:
         return [*self._texts(run, model), *self._generated(run, model)]
 
     def _sources(self) -> list[str]:
-        return [*self._options.data, *(ZERO_SHOT if self._options.zero_shot else ())]
+        return [*self._data, *(ZERO_SHOT if self._options.zero_shot else ())]
 
     def _texts(self, run: str, model: Model) -> list[EvalRecord]:
         options, found = self._options, []
         for source in self._sources():
             rows = self._read(model, source)
-            plan = ppl.planned(model, run, source, rows, options.seed, options)
-            found += self._once([plan], partial(_text_measured, model, plan, rows, options))
+            plan = plan_perplexity(
+                model, run, source, rows, draws=options.draws, seed=options.seed,
+                max_rows=options.max_rows,
+            )  # fmt: skip
+            found += self._once([plan], partial(_text_measured, model, plan, rows, options.batch))
         if options.zero_shot:
-            mean = ppl.mean_of(found[-len(ZERO_SHOT) :])
+            mean = mean_perplexity(found[-len(ZERO_SHOT) :])
             found += self._once([mean], lambda: [mean])
         return found
 
@@ -141,8 +162,8 @@ class _Dynamics:
             return []
         judge = self._judge(run, model)
         for steps in options.steps:
-            plan = gen.planned(model, run, judge, steps, options, options.seed, options.length)
-            found = self._once(gen.expected(plan), partial(_texts_judged, model, plan, judge))
+            plan = gen.planned(model, run, judge, steps, options, options)
+            found = self._once(expected(plan), partial(_texts_judged, model, plan, judge))
             shown += found[:2]
         return shown
 
@@ -174,28 +195,20 @@ class _Dynamics:
             device = model.denoiser.head_weight.device
             judge = open_judge(options.judge, tokenizer, device)
             self._judges[tokenizer.digest] = judge
-            if options.data:
-                source = options.data[0]
-                real = gen.RealText(
-                    model,
-                    source,
-                    self._read(model, source),
-                    options.n,
-                    options.length,
-                    options.seed,
-                )
-                self._once(
-                    real.expected(run, judge),
-                    lambda: [r for found in real.judged(run, judge).values() for r in found],
-                )
+            for source in self._data[:1]:
+                rows = self._read(model, source)
+                real = RealText(model, source, rows, n=options.n, seed=options.seed)
+                self._once(real.expected(run, judge), partial(_real_judged, real, run, judge))
         return self._judges[tokenizer.digest]
 
 
-def _text_measured(
-    model: Model, plan: EvalRecord, rows: Rows, reading: Reading
-) -> list[EvalRecord]:
-    return [ppl.measured(model, plan, rows, reading)]
+def _text_measured(model: Model, plan: EvalRecord, rows: Rows, batch: int) -> list[EvalRecord]:
+    return [measure_perplexity(model, plan, rows, batch=batch, progress=progress)]
 
 
 def _texts_judged(model: Model, plan: EvalRecord, judge: Judge) -> list[EvalRecord]:
-    return gen.written(model, plan, judge)[1]
+    return measure_writing(model, plan, judge, progress=progress)[1]
+
+
+def _real_judged(real: RealText, run: str, judge: Judge) -> list[EvalRecord]:
+    return [record for found in gen.judged_aloud(real, run, judge).values() for record in found]
