@@ -72,10 +72,13 @@ def write_atomic(target: Path, content: str | bytes) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Fail now, not after hours of work, if nothing can be written to `folder`."""
-    probe = folder / ".write-test"
+    """Fail now, not after hours of work, if nothing can be written to `folder`. Leaves nothing behind: a
+    folder that is not there is made by what writes to it first."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    probe = there / ".write-test"
     with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
 

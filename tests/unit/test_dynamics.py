@@ -11,6 +11,7 @@ from test_cli import complaint
 from test_training import small_run, trainer_for
 
 from xdlm import load
+from xdlm.api import load_tokenizer
 from xdlm.cli.main import main
 from xdlm.data import ZERO_SHOT, load_rows
 from xdlm.evaluation.judges import Score
@@ -140,9 +141,11 @@ def test_zero_shot_sets_and_their_mean(runs: Path, tmp_path: Path, monkeypatch, 
         (tmp_path / name).write_text((line + "\n") * 30)
     file = tmp_path / "r.jsonl"
     main(["eval", "ppl", "--model", str(runs / "b"), "--zero-shot", "--length", "16", "--draws", "1",
-          "--records", str(file)])  # fmt: skip
-    *sets, mean = read_records(file)
+          "--data", str(runs / "own.txt"), "--records", str(file)])  # fmt: skip
+    validation, *sets, mean = read_records(file)
+    assert validation.data == str(runs / "own.txt")
     assert [r.data for r in sets] == list(ZERO_SHOT) and mean.data == "zero-shot"
+    assert {r.details["documents"] for r in sets} == {30}
     assert mean.value == pytest.approx(sum(r.value for r in sets) / 7)
     assert mean.stderr == pytest.approx(sum(r.stderr**2 for r in sets) ** 0.5 / 7)
     assert {r.length for r in (*sets, mean)} == {16} and mean.n == sum(r.n for r in sets)
@@ -153,17 +156,22 @@ def test_zero_shot_sets_and_their_mean(runs: Path, tmp_path: Path, monkeypatch, 
     assert len(means) == 5
 
 
-#: Documents of each set as it is published, but for the two papers' sets, which are samples.
-DOCUMENTS = {
-    "ptb:test": 3761, "wikitext2:test": 2891, "lm1b:test": 6075, "lambada:test": 5153,
-    "ag_news:test": 7600, "pubmed:test": 1000, "arxiv:test": 2000,
+#: Documents of each set as it is published, but for the two papers' sets, which are samples; and tokens of
+#: GPT-2, with one at the end of each document.
+PUBLISHED = {
+    "ptb:test": (3761, 91135), "wikitext2:test": (2891, 273329), "lm1b:test": (6075, 176267),
+    "lambada:test": (5153, 428743), "ag_news:test": (7600, 400108), "pubmed:test": (1000, 348047),
+    "arxiv:test": (2000, 546694),
 }  # fmt: skip
 
 
 @pytest.mark.skipif("XDLM_DATA" not in os.environ, reason="XDLM_DATA unset: the sets are not here")
 @pytest.mark.parametrize("name", ZERO_SHOT)
 def test_zero_shot_sets_are_whole(name: str) -> None:
-    """All documents are there, and none of the sets is empty in rows of 1,024 tokens."""
-    rows = load_rows(name, load("pocket", device="cpu").tokenizer, 1024)
-    assert rows.n_documents == DOCUMENTS[name]
-    assert len(rows) >= 50
+    """All documents are there, and in the papers' rows of 1,024 tokens of GPT-2 all of their tokens."""
+    has_gpt2 = (Path(os.environ["XDLM_DATA"]) / "gpt2" / "tokenizer.json").is_file()
+    rows = load_rows(name, load_tokenizer("gpt2" if has_gpt2 else "pocket"), 1024)
+    documents, tokens = PUBLISHED[name]
+    assert rows.n_documents == documents and len(rows) >= 50
+    if has_gpt2:
+        assert rows.n_tokens == tokens

@@ -310,6 +310,23 @@ def test_a_causal_model_as_judge(tmp_path: Path, tokenizer: TextTokenizer) -> No
     assert long.tokens == len(tokenizer.encode(text * 9)) - 1
 
 
+def test_loading_a_judge_draws_no_bars(tmp_path: Path, tokenizer, capfd, monkeypatch) -> None:
+    """Neither the library's own, nor those that it draws whatever its settings say."""
+    transformers = pytest.importorskip("transformers")
+    judge_folder(tmp_path, tokenizer)
+    whole = transformers.AutoModelForCausalLM.from_pretrained
+
+    def with_bar(*arguments: object, **settings: object) -> object:
+        for _ in pytest.importorskip("tqdm").tqdm(range(3), desc="Converting and de-quantizing"):
+            pass
+        return whole(*arguments, **settings)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", with_bar)
+    capfd.readouterr()  # what saving it printed
+    open_judge(str(tmp_path), tokenizer, torch.device("cpu"))
+    assert capfd.readouterr() == ("", "")
+
+
 def record(**changes: object) -> EvalRecord:
     fields: dict[str, object] = {
         "metric": "ppl", "value": 3.5, "stderr": 0.1, "n": 8, "seed": 0, "model": "m", "step": 5,

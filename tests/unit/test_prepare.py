@@ -17,6 +17,7 @@ import pytest
 
 from xdlm import UserError
 from xdlm.api import load_tokenizer
+from xdlm.cli.main import main
 from xdlm.data import SPECS, Rows, Rules, ShardedTokens, load_rows, open_source, pack, prepare
 from xdlm.data.detokenizers import DETOKENIZERS
 from xdlm.data.readers import Reader
@@ -259,6 +260,37 @@ def test_one_text_in_two_files_is_not_read_twice(tmp_path: Path) -> None:
         (tmp_path / "ptb" / name).write_text("a line\n")
     with pytest.raises(UserError, match=r"both ptb\.valid\.txt and ptb\.valid\.txt\.gz"):
         open_source("ptb:validation", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["openwebtext", "fineweb-edu", "arxiv", "pubmed"])
+def test_what_lies_beside_the_texts_is_no_document(tmp_path: Path, monkeypatch, name: str) -> None:
+    """Of a folder's files, those whose names say that they hold text."""
+    spec = SPECS[name]
+    splits = {part: replace(split, but_last=0, last=0) for part, split in spec.splits.items()}
+    monkeypatch.setitem(SPECS, name, replace(spec, splits=splits))
+    (tmp_path / name).mkdir()
+    for file in ("README.md", "LICENSE", "SHA256SUMS", "archive.tar.xz"):
+        (tmp_path / name / file).write_text("Read me.")
+    (tmp_path / name / "a.txt").write_text("One.")
+    (tmp_path / name / "b.csv").write_text("text,article,abstract\nTwo.,Two.,Two.\n")
+    source = open_source(f"{name}:{next(iter(splits))}", tmp_path)
+    assert list(source.documents()) == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_too_few_documents_to_hold_some_out(tmp_path: Path, capsys, part: str) -> None:
+    folder = tmp_path / "openwebtext"
+    folder.mkdir()
+    (folder / "some.jsonl").write_text('{"text": "a"}\n' * 50)
+    (folder / "README.md").write_text("Read me.")
+    with pytest.raises(UserError, match=r"hold 50 documents, fewer than 100,000"):
+        list(open_source(f"openwebtext:{part}", tmp_path).documents())
+    with pytest.raises(SystemExit):
+        main(["prepare", "--data", f"openwebtext:{part}", "--root", str(tmp_path), "--out",
+              str(tmp_path / "out")])  # fmt: skip
+    assert "fewer than 100,000" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert len(list(open_source(str(folder)).documents())) == 50
 
 
 def test_held_out_documents(tmp_path: Path, monkeypatch) -> None:

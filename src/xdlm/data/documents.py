@@ -19,7 +19,7 @@ from pathlib import Path
 from xdlm.data.detokenizers import DETOKENIZERS
 from xdlm.data.hub import fetch, fetched_folder, hub_files, hub_revision
 from xdlm.data.readers import FORMATS, Reader, split_name
-from xdlm.data.specs import SPECS, Split
+from xdlm.data.specs import SPECS, Split, Unit
 from xdlm.errors import UserError, did_you_mean
 
 #: Names of the form `corpus:part` stand for the text that ships with the package.
@@ -43,7 +43,7 @@ class Source:
         """The documents in a fixed order. Empty ones are skipped."""
         detokenize, found = DETOKENIZERS[self.detokenizer], False
         everything = chain.from_iterable(map(self._documents_of, self.files))
-        for text in _part(everything, self.split):
+        for text in _part(everything, self.split, self.name):
             if text.strip():
                 found = True
                 yield detokenize(text)
@@ -99,7 +99,7 @@ def _open_known(source: str, name: str, part: str, root: Path) -> Source:
     split = spec.splits[part]
     reader = Reader(spec.unit, spec.fields, spec.columns)
     for pattern in split.files:
-        files = sorted(p for p in root.glob(pattern) if p.is_file() and p.name[0] != ".")
+        files = sorted(p for p in root.glob(pattern) if _may_hold_text(p, pattern, spec.unit))
         if len(files) > 1 and split.single:
             raise UserError(
                 f"{source}: both {files[0].name} and {files[1].name} under {files[0].parent} match; "
@@ -126,23 +126,44 @@ def _open_known(source: str, name: str, part: str, root: Path) -> Source:
     return Source(source, tuple(found), reader, spec.detokenizer, split, revision)
 
 
+def _may_hold_text(path: Path, pattern: str, unit: Unit) -> bool:
+    """Whether a file that matches a pattern is one of a corpus. Where the pattern is a whole folder and any
+    plain file would be a document, its name has to say so: a README is none."""
+    if not path.is_file() or path.name[0] == ".":
+        return False
+    anything = pattern.endswith("/*") and unit == "file"
+    return not anything or split_name(path)[0] in FORMATS
+
+
 def data_root() -> str:
     """The folder of local data."""
     return os.environ.get(ROOT_VARIABLE, DEFAULT_ROOT)
 
 
-def _part(documents: Iterable[str], split: Split) -> Iterator[str]:
+def _part(documents: Iterable[str], split: Split, name: str) -> Iterator[str]:
     """All but the last documents, or only those, or some of the characters."""
     if split.characters is not None:
         start, stop = split.characters
         yield "".join(documents)[start:stop]
     elif split.last:
-        yield from deque(documents, maxlen=split.last)
+        last = deque(documents, maxlen=split.last)
+        if len(last) < split.last:
+            raise _too_few(name, len(last), split.last)
+        yield from last
     elif split.but_last:
         held: deque[str] = deque()
         for document in documents:
             held.append(document)
             if len(held) > split.but_last:
                 yield held.popleft()
+        if len(held) < split.but_last:
+            raise _too_few(name, len(held), split.but_last)
     else:
         yield from documents
+
+
+def _too_few(name: str, found: int, held_out: int) -> UserError:
+    return UserError(
+        f"{name}: its files hold {found:,} documents, fewer than {held_out:,}, and the last {held_out:,} "
+        "are for validation; to use them all give their folder"
+    )

@@ -4,7 +4,6 @@ from xdlm.evaluation.baseline import unigram_entropy
 from xdlm.evaluation.judges import open_judge
 from xdlm.evaluation.likelihood import Likelihood, likelihood, row_bounds
 from xdlm.evaluation.perplexity import mean_perplexity, measure_perplexity, plan_perplexity
-from xdlm.evaluation.provenance import provenance
 from xdlm.evaluation.records import EvalRecord, append_records, read_records
 from xdlm.evaluation.writing import measure_writing, plan_writing
 
@@ -19,7 +18,6 @@ __all__ = [
     "open_judge",
     "plan_perplexity",
     "plan_writing",
-    "provenance",
     "read_records",
     "row_bounds",
     "unigram_entropy",

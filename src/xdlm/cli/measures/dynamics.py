@@ -100,7 +100,7 @@ def _checkpoints(run: str, options: Options) -> list[Path]:
 
 def _shared_text(folders: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
     """What validated all of the runs: figures of different texts do not compare."""
-    texts = {own_text(find_checkpoint(folder).config): run for run, folder in folders}
+    texts = {own_text(find_checkpoint(last).config): run for run, last in dict(folders).items()}
     if len(texts) > 1:
         (one, first), (other, second), *_ = texts.items()
         raise UserError(
