@@ -71,14 +71,16 @@ def write_atomic(target: Path, content: str | bytes) -> None:
             raise
 
 
-def check_writable(folder: Path) -> None:
-    """Fail now, not after hours of work, if nothing can be written to `folder`. Leaves nothing behind: a
-    folder that is not there is made by what writes to it first."""
+def check_writable(folder: Path, *, make: bool = True) -> None:
+    """Fail now, not after hours of work, if nothing can be written to `folder`. One that is not there is
+    made, or else, to leave nothing behind, the nearest one above it is tried."""
     there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    probe = there / ".write-test"
     with explained(folder):
+        if make:
+            there.mkdir(parents=True, exist_ok=True)
+        while not there.exists():
+            there = there.parent
+        probe = there / ".write-test"
         probe.write_bytes(b"")
         probe.unlink()
 

@@ -126,7 +126,7 @@ def check_target(file: str | None) -> None:
     if file is not None:
         if Path(file).is_dir():
             raise UserError(f"cannot write {file}: it is a folder")
-        check_writable(Path(file).absolute().parent)
+        check_writable(Path(file).absolute().parent, make=False)
 
 
 def show_table(table: Table, title: str, *remarks: str) -> None:

@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> None:
     check_settings(options)
     check_target(options.records)
     if options.samples is not None:
-        check_writable(Path(options.samples))
+        check_writable(Path(options.samples), make=False)
     model = load(options.model, device=options.device, weights=options.weights)
     judge = open_judge(options.judge, model.tokenizer, model.denoiser.head_weight.device)
     source = own_text(model.config) if options.data is None else options.data
