@@ -394,7 +394,8 @@ def test_what_ends_one_process_ends_all(tmp_path: Path) -> None:
         recipe(tmp_path, process, "unreadable", **sharded),
     ]
     finish(launch([script_of(tmp_path, FAIL_ALL), *files]))
-    other = "another process could not write its part of a checkpoint"
+    # Told by the one that failed, or by the next vote, whichever comes first.
+    other = "another process could not write (its part of )?a checkpoint"
     for name, *reasons in (
         ("blocked", "step-00000004 already exists", other),
         ("blocked-last", "step-00000008 already exists", other),
