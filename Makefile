@@ -23,7 +23,7 @@ types: $(VENV)/.test
 
 # Two workers, one thread each: right for two cores, and no harm with more.
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

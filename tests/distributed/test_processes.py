@@ -39,6 +39,8 @@ from xdlm.training.checkpoint import (
 from xdlm.training.runlog import read_log
 from xdlm.training.trainer import find_resume
 
+#: One at a time, on one worker: each of them starts processes enough for two cores.
+pytestmark = pytest.mark.xdist_group("processes")
 METHODS = {
     "mdlm": ProcessConfig(kind="masked"),
     "gidd": ProcessConfig(kind="gidd"),
