@@ -18,6 +18,7 @@ from xdlm.errors import UserError
 from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.files import check_writable, explained
+from xdlm.report import tables
 from xdlm.sampling import Filter, SamplerConfig
 
 
@@ -140,9 +141,8 @@ def show_table(table: Table, title: str, *remarks: str) -> None:
 
 
 def with_error(value: float | None, stderr: float | None, digits: int = 2) -> str:
-    if value is None:
-        return "inf"
-    return f"{value:.{digits}f}" + (f" ± {stderr:.{digits}f}" if is_known(stderr) else "")
+    """As in a report, but without an error that is not known: a remark below the table says why."""
+    return tables.with_error(value, stderr if is_known(stderr) else None, digits)
 
 
 def is_known(stderr: float | None) -> bool:
