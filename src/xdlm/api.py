@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from xdlm.bundled import NAMES, bundled_folder
-from xdlm.config import RunConfig
+from xdlm.config import ProcessConfig, RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
@@ -42,10 +42,11 @@ from xdlm.training.checkpoint import (
 from xdlm.training.device import pick_device
 
 Weights = Literal["ema", "raw"]
+Precision = Literal["float32", "bfloat16"]
 
 MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
-#: Sequences that are sampled together.
-_BATCH = 64
+#: Tokens that are sampled together.
+_BATCH_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,23 @@ class Model:
     config: RunConfig
     weights: str
     step: int
+    sampled_as: ProcessConfig | None = None
+    """The noise that is undone in sampling, where it is not that of training."""
 
     @property
     def length(self) -> int:
         """Tokens in a row at training time."""
         return self.config.data.length
+
+    def mixed(self, k: float) -> Model:
+        """The same model, to be sampled as one of mixed noise: its predictions in XDLM's reverse process.
+        It was not trained to doubt a token that it sees, unless its noise was like that."""
+        vocab = self.process.vocab
+        if vocab.mask_id is None:
+            raise UserError("a model of uniform noise has no mask, and mixed noise needs one")
+        own = self.config.process  # the schedule stays; GIDD has none, and gets the default
+        process = ProcessConfig("mixed", k=k, schedule=own.schedule, eps=own.eps, power=own.power)
+        return replace(self, process=process.build(vocab), sampled_as=process)
 
     def sample(
         self,
@@ -181,17 +194,18 @@ class Model:
         record: bool,
         on_step: Callable[[int, int], None] | None,
     ) -> TextSample:
-        """Sample around given ids; None is a position to fill. At most `_BATCH` at a time."""
+        """Sample around given ids; None is a position to fill. So many at a time as the device takes."""
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
         if len(ids) > MAX_LENGTH:
             raise UserError(f"at most {MAX_LENGTH:,} tokens at once, got {len(ids)}")
         given = torch.tensor([0 if i is None else i for i in ids])
         frozen = torch.tensor([i is not None for i in ids])
-        starts = range(0, n, _BATCH)
+        batch = max(_BATCH_TOKENS // max(len(ids), 1), 1)
+        starts = range(0, n, batch)
         parts: list[Sample] = []
         for part, first in enumerate(starts):
-            size = min(_BATCH, n - first)
+            size = min(batch, n - first)
 
             def show(step: int, steps: int, done: int = part) -> None:
                 if on_step is not None:
@@ -217,13 +231,21 @@ class Model:
         )
 
 
-def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") -> Model:
+def load(
+    name: str | Path,
+    *,
+    device: str = "auto",
+    weights: Weights = "ema",
+    precision: Precision = "float32",
+) -> Model:
     """Load a bundled model by name, or a checkpoint or run folder by path.
 
-    Averaged weights are used unless `weights="raw"` asks for those that training left.
+    Averaged weights are used unless `weights="raw"` asks for those that training left. `precision` is the
+    trunk's; what is computed from its output is float32 or better in any case.
     """
-    if weights not in get_args(Weights):
-        raise UserError(f"unknown weights '{weights}'{did_you_mean(weights, get_args(Weights))}")
+    for what, value, known in (("weights", weights, Weights), ("precision", precision, Precision)):
+        if value not in get_args(known):
+            raise UserError(f"unknown {what} '{value}'{did_you_mean(value, get_args(known))}")
     checkpoint = find_checkpoint(name)
     tokenizer = checkpoint.tokenizer()
     config = checkpoint.config
@@ -231,7 +253,7 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
     denoiser = build_denoiser(config.model, vocab.size)
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     checkpoint.read_into(file, dict(denoiser.named_parameters()))
-    denoiser.eval().requires_grad_(False).to(pick_device(device))
+    denoiser.eval().requires_grad_(False).to(pick_device(device), getattr(torch, precision))
     used = checkpoint.weights if file == MODEL else "raw"
     return Model(denoiser, config.process.build(vocab), tokenizer, config, used, checkpoint.step)
 

@@ -11,6 +11,7 @@ import torch
 from xdlm import Model, UserError, load
 from xdlm.config import DataConfig, ProcessConfig, RunConfig, load_config
 from xdlm.models import PRESETS, build_denoiser
+from xdlm.sampling import Change
 
 KINDS = ["masked", "uniform", "mixed", "gidd"]
 
@@ -57,7 +58,7 @@ def test_many_samples_are_those_of_small_batches(monkeypatch) -> None:
     model = load("pocket", device="cpu")
     together = model.sample(5, steps=2, length=8, seed=3)
     steps: list[tuple[int, int]] = []
-    monkeypatch.setattr("xdlm.api._BATCH", 2)
+    monkeypatch.setattr("xdlm.api._BATCH_TOKENS", 2 * 8 + 7)
     apart = model.sample(5, steps=2, length=8, seed=3, on_step=lambda *s: steps.append(s))
     assert torch.equal(together.tokens, apart.tokens)
     assert torch.equal(together.trajectory.frames, apart.trajectory.frames)
@@ -121,3 +122,27 @@ def test_unknown_models_are_named(tmp_path) -> None:
         load("pockt")
     with pytest.raises(UserError, match=r"no checkpoint\.json"):
         load(tmp_path)
+
+
+def test_a_masked_model_is_sampled_as_a_mixed_one() -> None:
+    """Only the reverse process changes: k = 0 is the masked one, and k > 0 goes back on its tokens."""
+    model = model_of("masked")
+    same = model.mixed(0.0).sample(2, steps=6, length=24, seed=1)
+    assert torch.equal(same.tokens, model.sample(2, steps=6, length=24, seed=1).tokens)
+    path = model.mixed(0.5).sample(2, steps=6, length=24, seed=1).trajectory
+    assert sum(path.counts()[Change.REFINE]) > 0 and sum(path.counts()[Change.REMASK]) > 0
+    with pytest.raises(UserError, match="has no mask"):
+        model_of("uniform").mixed(0.1)
+    with pytest.raises(UserError, match="k"):
+        model.mixed(1.5)
+
+
+def test_the_trunk_may_run_in_bfloat16() -> None:
+    half, full = (load("pocket", device="cpu", precision=p) for p in ("bfloat16", "float32"))
+    assert half.denoiser.head_weight.dtype == torch.bfloat16
+    text = ["It was a dark night, and the rain fell in torrents upon the roof of the house."]
+    a, b = (model.perplexity(text).nats_per_token for model in (half, full))
+    assert a == pytest.approx(b, rel=0.01)
+    assert len(half.sample(2, steps=4, length=16).text) == 2
+    with pytest.raises(UserError, match="unknown precision 'float23'"):
+        load("pocket", precision="float23")  # type: ignore[arg-type]

@@ -65,6 +65,8 @@ def test_every_checkpoint_is_measured(runs: Path, whole: bytes) -> None:
     judged = [(r.model, r.step, r.steps) for r in found if r.metric == "gen_ppl"]
     assert judged == [(*place, steps) for place in places for steps in (1, 2)]
     assert [r.metric for r in found].count("real_ppl") == 1
+    costs = [(r.model, r.step, r.details["tokens"]) for r in found if r.metric == "train_seconds"]
+    assert costs == [(*place, 6 * 32 * place[1]) for place in places]
     last = load(runs / "b" / "step-00000006", device="cpu")
     rows = load_rows(str(runs / "own.txt"), last.tokenizer, 32)
     expected = last.perplexity_of(rows, draws=1, max_rows=3)

@@ -24,6 +24,7 @@ from xdlm.evaluation.generation import quality
 from xdlm.evaluation.judges import Score
 from xdlm.evaluation.records import read_records
 from xdlm.models import DiTConfig, build_denoiser
+from xdlm.sampling import Change
 from xdlm.training.checkpoint import MODEL, RAW, Content, save_checkpoint
 
 SHORT = ["--device", "cpu", "--n", "2", "--steps", "2"]
@@ -281,3 +282,22 @@ def test_python_makes_the_same_records_without_the_command_line(
     main(["eval", "gen", "--model", run, *SHORT, "--records", str(commands)])
     from_commands = [r for r in read_records(commands) if not r.metric.startswith("real_")]
     assert read_records(own) == from_commands and len(from_commands) == 6
+
+
+def test_transitions_are_counted(tmp_path: Path) -> None:
+    """Every mask that is filled and every token that is masked again adds up to the text's length."""
+    file = tmp_path / "r.jsonl"
+    main([
+        "eval", "gen", "--steps", "3", "--n", "3", "--length", "16", "--device", "cpu", "--k", "0.5",
+        "--transitions", "--records", str(file),
+    ])  # fmt: skip
+    (found,) = (r for r in read_records(file) if r.metric == "transitions")
+    path = load("pocket", device="cpu").mixed(0.5).sample(3, steps=3, length=16).trajectory
+    for kind, counts in path.counts().items():
+        for step, count in enumerate(counts):
+            assert found.details[f"{kind.name.lower()}/{step:04d}"] == pytest.approx(count / 3)
+    assert found.value == pytest.approx(sum(path.counts()[Change.REFINE]) / 3)
+    assert found.judge is None and found.sampler == "thinned as mixed, k = 0.5"
+    totals = {kind: sum(counts) for kind, counts in path.counts().items()}
+    masks_at_first = int((path.frames[0] == path.special_ids[0]).sum())
+    assert totals[Change.UNMASK] - totals[Change.REMASK] == masks_at_first

@@ -565,3 +565,42 @@ def test_a_small_model_beats_token_frequencies(tmp_path: Path, kind: str) -> Non
     assert bound.nats_per_token + 3 * bound.nats_stderr < unigram_entropy(
         trainer.rows, trainer.tokenizer.size
     )
+
+
+def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+    first = trainer_for(small_run(tmp_path / "first", steps=4))
+    first.run()
+    config = small_run(tmp_path / "second", steps=2, start=str(tmp_path / "first"))
+    config = replace(config, process=ProcessConfig(kind="masked"))
+    second = trainer_for(config)
+    second.start_from(open_checkpoint(latest_checkpoint(tmp_path / "first")))
+    for name, value in second.model.named_parameters():
+        assert torch.equal(value, first.ema.average[name])
+        assert torch.equal(second.ema.average[name], first.ema.average[name])
+    second.run()
+    assert load(tmp_path / "second").step == 2
+
+
+def test_what_a_run_cannot_begin_with_is_named(tmp_path: Path) -> None:
+    trainer_for(small_run(tmp_path / "first", steps=1)).run()
+    checkpoint = open_checkpoint(latest_checkpoint(tmp_path / "first"))
+    config = small_run(tmp_path / "second")
+    wide = replace(config, model=replace(config.model, width=64))
+    with pytest.raises(UserError, match=r"does not fit this recipe's model: .* has shape"):
+        trainer_for(wide).start_from(checkpoint)
+    with pytest.raises(UserError, match=r"does not fit this recipe's model: embed\.weight"):
+        trainer_for(replace(config, process=ProcessConfig(kind="uniform"))).start_from(checkpoint)
+
+
+def test_a_checkpoint_says_what_it_took(tmp_path: Path) -> None:
+    """Over all parts of a run, and no more than passed."""
+    began = time.monotonic()
+    trainer_for(small_run(tmp_path, steps=4)).run()
+    first = open_checkpoint(latest_checkpoint(tmp_path))
+    again = trainer_for(small_run(tmp_path, steps=8))
+    again.restore(first)
+    time.sleep(0.2)  # what passes outside of the run does not count
+    again.run()
+    second = open_checkpoint(latest_checkpoint(tmp_path))
+    assert 0 < first.meta["seconds"] < second.meta["seconds"] < time.monotonic() - began - 0.2
+    assert second.meta["device"] == "cpu"

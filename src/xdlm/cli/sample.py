@@ -29,7 +29,7 @@ examples:
 """
 #: Settings that go into the JSON record.
 _RECORDED = ("model", "n", "steps", "length", "seed", "prefix", "template", "temperature", "top_p",
-             "last", "impl")  # fmt: skip
+             "last", "impl", "k")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,12 @@ class Options:
     """How the final denoise picks tokens."""
     impl: str = "thinned"
     """thinned is fast, dense its slow twin of the same law."""
+    k: float | None = None
+    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
     weights: Literal["ema", "raw"] = "ema"
     """Averaged weights, or those that training left."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the trunk computes in."""
     device: str = "auto"
     """auto, cpu or cuda."""
     show: bool = False
@@ -74,7 +78,10 @@ def run(arguments: list[str]) -> None:
         raise UserError(
             "--template fixes prefix and length itself; leave --prefix and --length out"
         )
-    model = load(options.model, device=options.device, weights=options.weights)
+    model = load(
+        options.model, device=options.device, weights=options.weights, precision=options.precision
+    )
+    model = model if options.k is None else model.mixed(options.k)
     result = _draw(model, options)
     # Files first: a bad path should not come after a screenful of text.
     if options.html is not None and result.trajectory is not None:
@@ -125,7 +132,7 @@ def _draw(model: Model, options: Options) -> TextSample:
 
 
 def _details(model: Model, options: Options, result: TextSample) -> dict[str, str]:
-    process = model.config.process
+    process = model.sampled_as or model.config.process
     return {
         "model": f"{options.model}, step {model.step}, {model.weights} weights",
         "noise": process.kind + (f", k = {process.k}" if process.k is not None else ""),

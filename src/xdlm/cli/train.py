@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdlm.api import load_tokenizer
+from xdlm.api import find_checkpoint, load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.config import DataConfig, RunConfig, load_config
@@ -32,6 +32,7 @@ examples:
   xdlm train recipes/cpu-tiny.yaml
   xdlm train recipes/cpu-tiny.yaml --data.train my-texts/ --train.steps 500 --train.out runs/mine
   xdlm train recipes/cpu-tiny.yaml --resume
+  xdlm train recipes/cpu-tiny.yaml --train.start runs/mdlm --train.out runs/adapted
   torchrun --nproc-per-node 8 --max-restarts 3 -m xdlm.cli.main train recipes/owt/xdlm-k0.1.yaml
   torchrun --nproc-per-node 8 -m xdlm.cli.main train recipes/owt/xdlm-k0.1.yaml --train.parallel fsdp
 
@@ -70,6 +71,8 @@ def run(arguments: list[str]) -> None:
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
+        elif config.train.start is not None:
+            trainer.start_from(find_checkpoint(config.train.start))
         in_order = trainer.run()
     if not in_order:
         sys.exit(130)

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from xdlm.config import RunConfig
+from xdlm.config import ProcessConfig, RunConfig
 from xdlm.data import Rows
 from xdlm.evaluation.likelihood import Likelihood
 from xdlm.models import Denoiser
+from xdlm.sampling import Trajectory
 from xdlm.tokens import TextTokenizer
 
 #: Told what is done of what there is.
@@ -38,6 +39,9 @@ class Written(Protocol):
     @property
     def nfe(self) -> int: ...
 
+    @property
+    def trajectory(self) -> Trajectory | None: ...
+
 
 class Subject(Protocol):
     """A model as `xdlm.load` gives it."""
@@ -50,6 +54,9 @@ class Subject(Protocol):
 
     @property
     def config(self) -> RunConfig: ...
+
+    @property
+    def sampled_as(self) -> ProcessConfig | None: ...
 
     @property
     def weights(self) -> str: ...

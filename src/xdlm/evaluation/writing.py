@@ -37,27 +37,39 @@ def plan_writing(
 ) -> EvalRecord:
     """The record of a judgement that has yet to be made, of texts of the model called `name`."""
     return EvalRecord(
-        "gen_ppl", None, None, n, seed, name, steps=steps, sampler="thinned",
+        "gen_ppl", None, None, n, seed, name, steps=steps, sampler=_sampler(model),
         temperature=temperature, top_p=top_p, length=model.length if length is None else length,
         judge=judge.name, judge_sha256=judge.sha256, **provenance(model),
     )  # fmt: skip
 
 
 def measure_writing(
-    model: Subject, plan: EvalRecord, judge: Judge, *, progress: Progress = unseen
+    model: Subject,
+    plan: EvalRecord,
+    judge: Judge,
+    *,
+    trajectory: bool = False,
+    progress: Progress = unseen,
 ) -> tuple[Written, list[EvalRecord]]:
-    """Make texts as planned and judge them; the judge's perplexity comes first."""
+    """Make texts as planned and judge them; the judge's perplexity comes first. How the texts came about is
+    kept with them on request."""
     if plan.steps is None or plan.temperature is None or plan.top_p is None:
         raise UserError(f"the plan is one of {plan.metric}, not of generated texts")
     with progress(f"sampling in {plan.steps} steps") as show:
         out = model.sample(
             plan.n, steps=plan.steps, length=plan.length, seed=plan.seed,
-            temperature=plan.temperature, top_p=plan.top_p, trajectory=False, on_step=show,
+            temperature=plan.temperature, top_p=plan.top_p, trajectory=trajectory, on_step=show,
         )  # fmt: skip
     ids = [np.asarray(row) for row in out.tokens.cpu().numpy()]
     with progress("judging") as show:
         found = quality(out.text, ids, judge, show)
     return out, filled(dataclasses.replace(plan, nfe=out.nfe), found)
+
+
+def _sampler(model: Subject) -> str:
+    """The sampler, and the noise that it undoes where that is not the model's own."""
+    noise = model.sampled_as
+    return "thinned" if noise is None else f"thinned as {noise.kind}, k = {noise.k:g}"
 
 
 def expected(plan: EvalRecord, prefix: str = "") -> list[EvalRecord]:

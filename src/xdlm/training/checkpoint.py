@@ -69,18 +69,20 @@ class Checkpoint:
         self.read_into(name, found)
         return found
 
-    def read_into(self, name: str, targets: Mapping[str, Tensor]) -> None:
+    def read_into(
+        self, name: str, targets: Mapping[str, Tensor], *, whose: str = "its config.yaml"
+    ) -> None:
         """Fill tensors, or this process's parts of them if they are sharded. Strictly: the same names
-        and shapes, or an error that says which differ."""
+        and shapes, or an error that says which differ; `whose` they are, if not the checkpoint's own."""
         layout, where = self._layout(name), self.folder / name
         missing, surplus = sorted(set(targets) - set(layout)), sorted(set(layout) - set(targets))
         if missing or surplus:
             what = f"lacks {missing[0]}" if missing else f"holds an unknown {surplus[0]}"
-            raise UserError(f"{where} does not fit its config.yaml: it {what}")
+            raise UserError(f"{where} does not fit {whose}: it {what}")
         for key, target in targets.items():
             if target.shape != layout[key].shape:
                 raise UserError(
-                    f"{where} does not fit its config.yaml: {key} has shape "
+                    f"{where} does not fit {whose}: {key} has shape "
                     f"{tuple(layout[key].shape)}, the model {tuple(target.shape)}"
                 )
         plain = {key: target.detach() for key, target in targets.items()}

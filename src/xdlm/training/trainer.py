@@ -115,6 +115,7 @@ class Trainer:
             processes=self.world.size,
         )  # fmt: skip
         self.step = 0
+        self._before, self._began = 0.0, time.monotonic()
         # This process's sums since the last line of the log, loss and bound, and the number of steps.
         # Saved with the state, so that a resumed run writes the same log.
         self._since_log = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -152,6 +153,7 @@ class Trainer:
                 + (f", {self.world.size} x {config.parallel}" if self.world.size > 1 else "")
             )
             self.meter.begin(self.step)
+            self._began = time.monotonic()
             verdict = _GO_ON
             while self.step < config.steps:
                 late = _TIME_IS_UP if time.monotonic() > end else _GO_ON
@@ -287,6 +289,11 @@ class Trainer:
 
     # -- state -----------------------------------------------------------------------------------
 
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far, earlier parts of it and validations included."""
+        return self._before + time.monotonic() - self._began
+
     def save(self) -> None:
         """Begin to write a checkpoint, and then to drop old ones that neither `keep` nor `keep_every`
         asks for."""
@@ -305,6 +312,8 @@ class Trainer:
                 },
                 extra={
                     "data_sha256": self.data_hash,
+                    "device": describe(self.device),
+                    "seconds": round(self.seconds, 3),
                     "tokens": self.step * self.config.train.batch * self.rows.length,
                     "since_log": self._since_log.tolist(),
                 },
@@ -340,6 +349,16 @@ class Trainer:
         if not self.world.is_main:
             self._since_log[:2] = 0
         self.step = self._saved_at = checkpoint.step
+        self._before = float(checkpoint.meta.get("seconds", 0.0))
+
+    def start_from(self, checkpoint: Checkpoint) -> None:
+        """Begin a run of its own with the weights of another, averaged ones if it has them."""
+        if checkpoint.tokenizer().to_json() != self.tokenizer.to_json():
+            raise UserError(
+                f"train.start: {checkpoint.folder} has another tokenizer than data.tokenizer"
+            )
+        for weights in (dict(self.model.named_parameters()), self.ema.average):
+            checkpoint.read_into(MODEL, weights, whose="this recipe's model")
 
 
 def _mixed_seed(*numbers: int) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model
+from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model, load
 from xdlm.cli.progress import progress
 from xdlm.config import RunConfig
 from xdlm.data import EMBEDDED, Rows, load_rows
@@ -30,6 +30,8 @@ class Running:
     """Decides times, noise and every draw."""
     weights: Literal["ema", "raw"] = "ema"
     """Averaged weights, or those that training left."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the trunk computes in; every result says which. Methods compare at the same one only."""
     device: str = "auto"
     """auto, cpu or cuda."""
     length: int | None = None
@@ -81,6 +83,10 @@ def check_settings(options: Running) -> None:
         prediction = Filter(options.temperature, options.top_p)
         for steps in options.steps:
             SamplerConfig(steps, prediction)
+
+
+def opened(name: str | Path, options: Running) -> Model:
+    return load(name, device=options.device, weights=options.weights, precision=options.precision)
 
 
 def own_text(config: RunConfig) -> str:

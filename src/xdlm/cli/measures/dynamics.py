@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, find_checkpoint, load
+from xdlm.api import Model, find_checkpoint
 from xdlm.cli.measures import gen
 from xdlm.cli.measures.common import (
     Reading,
@@ -19,6 +19,7 @@ from xdlm.cli.measures.common import (
     check_settings,
     check_target,
     keep,
+    opened,
     own_text,
     packing_rule,
     read_rows,
@@ -29,12 +30,13 @@ from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.data import ZERO_SHOT, Rows
 from xdlm.errors import UserError
+from xdlm.evaluation.cost import training_cost
 from xdlm.evaluation.judges import Judge, open_judge
 from xdlm.evaluation.perplexity import mean_perplexity, measure_perplexity, plan_perplexity
 from xdlm.evaluation.real import RealText
 from xdlm.evaluation.records import EvalRecord, measurement, resume_records
 from xdlm.evaluation.writing import expected, measure_writing
-from xdlm.training.checkpoint import run_checkpoints, step_of
+from xdlm.training.checkpoint import Checkpoint, open_checkpoint, run_checkpoints, step_of
 
 _DESCRIPTION = """Perplexity of text, and quality of generated text, at every checkpoint of one or several
 training runs. Results are appended to --records as they come; called again, it goes on where it stopped and
@@ -81,7 +83,8 @@ def run(arguments: list[str]) -> None:
     table = Table("run", "step", *dynamics.columns)
     rule = ""
     for run, folder in folders:
-        model = load(folder, device=options.device, weights=options.weights)
+        model = opened(folder, options)
+        dynamics.note_cost(run, model, open_checkpoint(folder))
         values = dynamics.measured(run, model)
         table.add_row(run, f"{model.step:,}", *(with_error(r.value, r.stderr) for r in values))
         rule = packing_rule(model, options.length)
@@ -138,6 +141,12 @@ class _Dynamics:
     def measured(self, run: str, model: Model) -> list[EvalRecord]:
         """The results that a line of the table shows."""
         return [*self._texts(run, model), *self._generated(run, model)]
+
+    def note_cost(self, run: str, model: Model, checkpoint: Checkpoint) -> None:
+        """What training took, where the checkpoint says."""
+        cost = training_cost(model, run, checkpoint)
+        if cost is not None:
+            self._once([cost], lambda: [cost])
 
     def _sources(self) -> list[str]:
         return [*self._data, *(ZERO_SHOT if self._options.zero_shot else ())]

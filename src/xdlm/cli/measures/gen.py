@@ -9,13 +9,14 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, load
+from xdlm.api import Model
 from xdlm.cli.measures.common import (
     Running,
     Writing,
     check_settings,
     check_target,
     keep,
+    opened,
     own_text,
     read_rows,
     show_table,
@@ -28,6 +29,7 @@ from xdlm.evaluation.frontier import Mauve, check_mauve
 from xdlm.evaluation.judges import Judge, open_judge
 from xdlm.evaluation.real import RealText, is_judge_of_text
 from xdlm.evaluation.records import EvalRecord
+from xdlm.evaluation.transitions import transitions
 from xdlm.evaluation.writing import measure_writing, plan_writing
 from xdlm.files import check_writable, write_atomic
 
@@ -53,6 +55,10 @@ class Options(Running, Writing):
     """Numbers of sampling steps; the final denoise comes on top."""
     data: str | None = None
     """Real text to set beside; by default what validated the model's training, or else corpus:heldout."""
+    k: float | None = None
+    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
+    transitions: bool = False
+    """Count what tokens do at each step too: appear, change, be masked again."""
     mauve: bool = False
     """Compare generated with real text by MAUVE too: needs a causal language model as judge, xdlm[eval],
     and many texts."""
@@ -70,7 +76,8 @@ def run(arguments: list[str]) -> None:
     check_target(options.records)
     if options.samples is not None:
         check_writable(Path(options.samples), make=False)
-    model = load(options.model, device=options.device, weights=options.weights)
+    model = opened(options.model, options)
+    model = model if options.k is None else model.mixed(options.k)
     judge = open_judge(options.judge, model.tokenizer, model.denoiser.head_weight.device)
     source = own_text(model.config) if options.data is None else options.data
     rows = read_rows(model, source, options.length)
@@ -83,7 +90,9 @@ def run(arguments: list[str]) -> None:
         _add_row(table, kind.replace("_", ", "), records)
     for steps in options.steps:
         plan = planned(model, options.model, judge, steps, options, options)
-        out, records = measure_writing(model, plan, judge, progress=progress)
+        out, records = measure_writing(
+            model, plan, judge, trajectory=options.transitions, progress=progress
+        )
         if mauve is not None:
             records.append(mauve.record(records[0], out.text, progress=progress))
         _add_row(table, f"{steps} steps", records)
@@ -91,6 +100,8 @@ def run(arguments: list[str]) -> None:
             lines = "".join(json.dumps({"text": text}) + "\n" for text in out.text)
             write_atomic(Path(options.samples) / f"steps-{steps:05d}.jsonl", lines)
         keep(options.records, *records)
+        if out.trajectory is not None:
+            keep(options.records, transitions(plan, out.trajectory))
     show_table(table, f"{options.model}, {options.n} texts each, judge: {judge.name}")
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from xdlm.api import load
 from xdlm.cli.measures.common import (
     Reading,
     Running,
@@ -16,6 +15,7 @@ from xdlm.cli.measures.common import (
     check_target,
     is_known,
     keep,
+    opened,
     own_text,
     packing_rule,
     read_rows,
@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> None:
     if options.data == () and not options.zero_shot:
         raise UserError("--data needs at least one text")
     check_target(options.records)
-    model = load(options.model, device=options.device, weights=options.weights)
+    model = opened(options.model, options)
     data = (own_text(model.config),) if options.data is None else options.data
     sources = [*data, *(ZERO_SHOT if options.zero_shot else ())]
     # All of them, before hours of work.
