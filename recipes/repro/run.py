@@ -1,12 +1,14 @@
 """Train the methods of this folder alike and measure them, within so many minutes.
 
-    python recipes/repro/run.py --minutes 25                      all methods
-    python recipes/repro/run.py --minutes 4 --methods mdlm        one of them
+    python recipes/repro/run.py --minutes 25                      everything
+    python recipes/repro/run.py --minutes 4 --runs mdlm           one run
     python recipes/repro/run.py --minutes 0                       measure what there is
 
 Text is looked for in the folder that XDLM_DATA names (or data/): enwiki2014/*.jsonl.xz, gpt2/ and the
-zero-shot sets. What is left of the minutes is shared among the methods that have steps left. Run again, it
-goes on where it stopped, and measures only what it has not. Results are records (JSON lines) under --out.
+zero-shot sets. With --lanes 2 two runs share the GPU, so that one computes while the other starts; a run is
+measured as soon as it is done, beside those that still train. What is left of the minutes is shared among
+the runs that have steps left. Called again, it goes on where it stopped, and measures only what it has not.
+Results are records (JSON lines) under --out, logs are in runs/repro/logs.
 """
 
 from __future__ import annotations
@@ -15,14 +17,19 @@ import argparse
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from xdlm.config import load_config
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
 
 HERE = Path(__file__).parent
-METHODS = tuple(sorted(file.stem for file in HERE.glob("*.yaml")))
+JUDGE, START = "judge", "mdlm"
+#: In the order in which they are trained: what others wait for, and what matters most, comes first.
+RUNS = (START, JUDGE, "xdlm-k0.1", "udlm", "adapt-xdlm", "adapt-mdlm", "xdlm-k0.5", "gidd", "xdlm-k0.001",
+        "xdlm-k0.9")  # fmt: skip
 SPLITS = ("train", "validation")
+VALIDATION = "prepared/enwiki2014-validation"
 
 
 def main() -> None:
@@ -30,17 +37,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, required=True, help="for all training together")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--lanes", type=int, default=1, help="runs that train at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/repro/results"))
-    parser.add_argument("--judge", default="ngram", help="as for xdlm eval gen")
-    parser.add_argument("--steps", nargs="+", default=["8", "16", "32", "64", "128", "256"])
-    parser.add_argument("--n", default="64", help="texts for each number of steps")
+    parser.add_argument("--judge", nargs="+", default=["ngram"],
+                        help="judges of generated text beside the one trained here")  # fmt: skip
+    parser.add_argument("--steps", nargs="+", help="numbers of sampling steps at the end",
+                        default=["8", "16", "32", "64", "128", "256", "512", "1024"])  # fmt: skip
+    parser.add_argument("--early-steps", nargs="+", help="and at checkpoints on the way",
+                        default=["8", "32", "128"])  # fmt: skip
+    parser.add_argument("--n", default="256", help="texts for each number of steps")
+    parser.add_argument("--precision", default="float32", help="of the trunk, in measuring")
     options = parser.parse_args()
     prepare()
-    train(options.methods, 60 * options.minutes)
     options.out.mkdir(parents=True, exist_ok=True)
-    for method in options.methods:
-        measure(method, options)
+    Study(options).run()
 
 
 def prepare() -> None:
@@ -48,49 +59,92 @@ def prepare() -> None:
     for split in SPLITS:
         out = f"prepared/enwiki2014-{split}"
         if not Path(out, "manifest.json").is_file():
-            xdlm("prepare", "--data", f"enwiki2014:{split}", "--tokenizer", "gpt2", "--out", out,
-                 "--workers", "8")  # fmt: skip
+            xdlm("prepare", "prepare", "--data", f"enwiki2014:{split}", "--tokenizer", "gpt2", "--out",
+                 out, "--workers", "8")  # fmt: skip
 
 
-def train(methods: list[str], seconds: float) -> None:
-    """Each method that has steps left gets its share of what is left of the time."""
-    end = time.monotonic() + seconds
-    unfinished = [method for method in methods if steps_left(method)]
-    for i, method in enumerate(unfinished):
-        share = (end - time.monotonic()) / (len(unfinished) - i)
-        if share <= 0:
+class Study:
+    """Runs that train in lanes, each measured when it is done."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._end = time.monotonic() + 60 * options.minutes
+        self._waiting = [run for run in RUNS if run in options.runs and steps_left(run)]
+        self._trained: dict[str, Future[None]] = {}
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(self._options.lanes) as lanes, ThreadPoolExecutor(1) as bench:
+            self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
+            measured = [bench.submit(self._measure, run) for run in RUNS if run in self._options.runs]
+            for work in (*self._trained.values(), *measured):
+                work.result()
+
+    def _train(self, run: str) -> None:
+        """Until it is done, or its share of what is left of the time is."""
+        if run.startswith("adapt-"):
+            self._wait_for(START)
+        share = (self._end - time.monotonic()) * self._options.lanes / len(self._waiting)
+        self._waiting.remove(run)
+        if share <= 0 or (run.startswith("adapt-") and steps_left(START)):
             return
-        more = ["--resume"] if latest_checkpoint(run_folder(method)) is not None else []
-        xdlm("train", recipe(method), "--train.minutes", f"{share / 60:.4f}", *more)
+        more = ["--resume"] if latest_checkpoint(run_folder(run)) is not None else []
+        xdlm(run, "train", recipe(run), "--train.minutes", f"{share / 60:.4f}", *more)
+
+    def _measure(self, run: str) -> None:
+        """Every checkpoint that was kept: perplexity, here and on the zero-shot sets, and generated text.
+        The last one in all numbers of steps, with what tokens do in each."""
+        self._wait_for(run)
+        self._wait_for(JUDGE)
+        if run == JUDGE or latest_checkpoint(run_folder(run)) is None:
+            return
+        options = self._options
+        own = [] if steps_left(JUDGE) else [str(run_folder(JUDGE))]
+        writing = ["--n", options.n, "--precision", options.precision, "--judge", *own, *options.judge,
+                   "--records", str(options.out / f"{run}.jsonl")]  # fmt: skip
+        reading = ["--data", VALIDATION, "--zero-shot", "--batch", "256", "--max-rows", "512"]
+        dynamics = ["eval", "dynamics", str(run_folder(run)), *reading, *writing]
+        xdlm(f"{run}.measure", *dynamics, "--steps", *options.early_steps)
+        last = str(step_of_newest(run))
+        xdlm(f"{run}.last", *dynamics, "--steps", *options.steps, "--transitions", "--every", last)
+        if run == START:  # its predictions in the reverse process of mixed noise, without any training
+            xdlm(f"{run}.as-xdlm", "eval", "gen", "--model", str(run_folder(run)), "--data", VALIDATION,
+                 *writing, "--k", "0.1", "--steps", *options.steps)  # fmt: skip
+
+    def _wait_for(self, run: str) -> None:
+        if run in self._trained:
+            self._trained[run].result()
 
 
-def measure(method: str, options: argparse.Namespace) -> None:
-    """Every checkpoint that was kept: perplexity, here and on the zero-shot sets, and generated text."""
-    if latest_checkpoint(run_folder(method)) is None:
-        return
-    data = "prepared/enwiki2014-validation"
-    xdlm("eval", "dynamics", str(run_folder(method)), "--data", data, "--zero-shot", "--steps",
-         *options.steps, "--n", options.n, "--judge", options.judge, "--records",
-         str(options.out / f"{method}.jsonl"))  # fmt: skip
+def steps_left(run: str) -> int:
+    return load_config(recipe(run)).train.steps - step_of_newest(run)
 
 
-def steps_left(method: str) -> int:
-    newest = latest_checkpoint(run_folder(method))
-    done = 0 if newest is None else open_checkpoint(newest).step
-    return load_config(recipe(method)).train.steps - done
+def step_of_newest(run: str) -> int:
+    newest = latest_checkpoint(run_folder(run))
+    return 0 if newest is None else open_checkpoint(newest).step
 
 
-def run_folder(method: str) -> Path:
-    return Path(load_config(recipe(method)).train.out)
+def run_folder(run: str) -> Path:
+    return Path(load_config(recipe(run)).train.out)
 
 
-def recipe(method: str) -> str:
-    return str(HERE / f"{method}.yaml")
+def recipe(run: str) -> str:
+    return str(HERE / f"{run.replace('-', '/', 1) if run.startswith('adapt-') else run}.yaml")
 
 
-def xdlm(*words: str) -> None:
-    print("$ xdlm", *words, flush=True)
-    subprocess.run([sys.executable, "-m", "xdlm.cli.main", *words], check=True)
+def xdlm(log: str, *words: str) -> None:
+    """A command of its own, whose output goes to a file: several may run at a time."""
+    file = Path("runs/repro/logs", f"{log}.log")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    print("$ xdlm", *words, f"(-> {file})", flush=True)
+    with file.open("a") as stream:
+        done = subprocess.run(
+            [sys.executable, "-m", "xdlm.cli.main", *words], stdout=stream, stderr=stream, check=False
+        )
+    print(f"{log}: {time.monotonic() - began:.0f} s, exit code {done.returncode}", flush=True)
+    if done.returncode:
+        sys.exit(f"{log} failed: {file.read_text().splitlines()[-1:]}")
 
 
 if __name__ == "__main__":
