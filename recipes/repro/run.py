@@ -21,7 +21,9 @@ from xdlm.config import load_config
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
 
 HERE = Path(__file__).parent
-METHODS = tuple(sorted(file.stem for file in HERE.glob("*.yaml")))
+#: The judge is trained as the methods are; it writes no text.
+JUDGE = "judge"
+METHODS = tuple(sorted(file.stem for file in HERE.glob("*.yaml") if file.stem != JUDGE))
 SPLITS = ("train", "validation")
 
 

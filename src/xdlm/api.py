@@ -61,10 +61,11 @@ class TextSample:
 
 @dataclass(frozen=True)
 class Model:
-    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on."""
+    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on. A model
+    without a process is autoregressive: it predicts and judges text, and writes none."""
 
     denoiser: Denoiser
-    process: NoiseProcess
+    process: NoiseProcess | None
     tokenizer: TextTokenizer
     config: RunConfig
     weights: str
@@ -182,6 +183,8 @@ class Model:
         on_step: Callable[[int, int], None] | None,
     ) -> TextSample:
         """Sample around given ids; None is a position to fill. At most `_BATCH` at a time."""
+        check_writes(self.config)
+        assert self.process is not None
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
         if len(ids) > MAX_LENGTH:
@@ -228,12 +231,22 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
     tokenizer = checkpoint.tokenizer()
     config = checkpoint.config
     vocab = config.process.vocab(tokenizer.size)
-    denoiser = build_denoiser(config.model, vocab.size)
+    process = config.process.build(vocab)
+    denoiser = build_denoiser(config.model, vocab.size, causal=process is None)
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     checkpoint.read_into(file, dict(denoiser.named_parameters()))
     denoiser.eval().requires_grad_(False).to(pick_device(device))
     used = checkpoint.weights if file == MODEL else "raw"
-    return Model(denoiser, config.process.build(vocab), tokenizer, config, used, checkpoint.step)
+    return Model(denoiser, process, tokenizer, config, used, checkpoint.step)
+
+
+def check_writes(config: RunConfig) -> None:
+    """That a model of this configuration can sample."""
+    if config.process.is_autoregressive:
+        raise UserError(
+            "this model is autoregressive: it judges texts (xdlm eval gen --judge) and has a perplexity "
+            "(xdlm eval ppl), but it writes none; sample from one that was trained under noise"
+        )
 
 
 def find_checkpoint(name: str | Path) -> Checkpoint:

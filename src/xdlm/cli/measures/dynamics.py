@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, find_checkpoint, load
+from xdlm.api import Model, check_writes, find_checkpoint, load
 from xdlm.cli.measures import gen
 from xdlm.cli.measures.common import (
     Reading,
@@ -75,6 +75,9 @@ def run(arguments: list[str]) -> None:
     if options.every < 1:
         raise UserError(f"--every must be at least 1, got {options.every}")
     folders = [(str(Path(run)), folder) for run in runs for folder in _checkpoints(run, options)]
+    if options.steps:
+        for last in dict(folders).values():
+            check_writes(find_checkpoint(last).config)
     data = _shared_text(folders) if options.data is None else options.data
     check_target(options.records)
     dynamics = _Dynamics(options, data)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, load
+from xdlm.api import Model, check_writes, load
 from xdlm.cli.measures.common import (
     Running,
     Writing,
@@ -71,6 +71,7 @@ def run(arguments: list[str]) -> None:
     if options.samples is not None:
         check_writable(Path(options.samples), make=False)
     model = load(options.model, device=options.device, weights=options.weights)
+    check_writes(model.config)
     judge = open_judge(options.judge, model.tokenizer, model.denoiser.head_weight.device)
     source = own_text(model.config) if options.data is None else options.data
     rows = read_rows(model, source, options.length)
