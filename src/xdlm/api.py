@@ -20,26 +20,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xdlm.bundled import NAMES, bundled_folder
 from xdlm.config import RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
-from xdlm.models import Denoiser, build_denoiser
+from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
 from xdlm.sampling.ancestral import Last
 from xdlm.tokens import TextTokenizer, known_tokenizer
-from xdlm.training.checkpoint import (
-    MODEL,
-    RAW,
-    Checkpoint,
-    Content,
-    latest_checkpoint,
-    open_checkpoint,
-    save_checkpoint,
-)
+from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
+from xdlm.training.trained import bundled, find_checkpoint, read_trained
 
 Weights = Literal["ema", "raw"]
 
@@ -228,16 +220,9 @@ def load(name: str | Path, *, device: str = "auto", weights: Weights = "ema") ->
     if weights not in get_args(Weights):
         raise UserError(f"unknown weights '{weights}'{did_you_mean(weights, get_args(Weights))}")
     checkpoint = find_checkpoint(name)
-    tokenizer = checkpoint.tokenizer()
-    config = checkpoint.config
-    vocab = config.process.vocab(tokenizer.size)
-    process = config.process.build(vocab)
-    denoiser = build_denoiser(config.model, vocab.size, causal=process is None)
-    file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
-    checkpoint.read_into(file, dict(denoiser.named_parameters()))
-    denoiser.eval().requires_grad_(False).to(pick_device(device))
-    used = checkpoint.weights if file == MODEL else "raw"
-    return Model(denoiser, process, tokenizer, config, used, checkpoint.step)
+    denoiser, process, tokenizer, used = read_trained(checkpoint, weights=weights)
+    denoiser.to(pick_device(device))
+    return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
 
 def check_writes(config: RunConfig) -> None:
@@ -249,24 +234,10 @@ def check_writes(config: RunConfig) -> None:
         )
 
 
-def find_checkpoint(name: str | Path) -> Checkpoint:
-    """A bundled name, a checkpoint folder, or a run folder (its newest checkpoint)."""
-    folder = _bundled(name) or Path(name)
-    if not folder.is_dir():
-        raise UserError(f"no model '{name}': not a folder{did_you_mean(str(name), NAMES)}")
-    newest = latest_checkpoint(folder)
-    return open_checkpoint(newest if newest is not None else folder)
-
-
 def load_tokenizer(name: str | Path, root: str | Path | None = None) -> TextTokenizer:
     """A bundled model's tokenizer by name, one by path, or one of the papers' by name: `gpt2` and
     `bert-base-uncased`, in the folder `root` of local data or from the hub."""
-    path = _bundled(name) or Path(name)
+    path = bundled(name) or Path(name)
     if isinstance(name, str) and not path.exists():
         path = known_tokenizer(name, Path(root if root is not None else data_root())) or path
     return TextTokenizer.load(path)
-
-
-def _bundled(name: str | Path) -> Path | None:
-    """A plain string may name a bundled model; a `Path`, or a string with a slash, is a folder."""
-    return bundled_folder(name) if isinstance(name, str) else None

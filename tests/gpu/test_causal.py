@@ -89,7 +89,7 @@ def test_the_loss_is_cross_entropy(impl: str) -> None:
         for (name, ours), theirs in zip(model.named_parameters(), truth.parameters(), strict=True):
             if theirs.grad is not None:
                 error = (ours.grad.double() - theirs.grad).norm() / theirs.grad.norm()
-                assert error < 1e-4, name
+                assert error < 1e-3, name
         model.zero_grad()
         truth.zero_grad()
     with torch.no_grad():

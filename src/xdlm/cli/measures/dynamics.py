@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, check_writes, find_checkpoint, load
+from xdlm.api import Model, check_writes, load
 from xdlm.cli.measures import gen
 from xdlm.cli.measures.common import (
     Reading,
@@ -35,6 +35,7 @@ from xdlm.evaluation.real import RealText
 from xdlm.evaluation.records import EvalRecord, measurement, resume_records
 from xdlm.evaluation.writing import expected, measure_writing
 from xdlm.training.checkpoint import run_checkpoints, step_of
+from xdlm.training.trained import find_checkpoint
 
 _DESCRIPTION = """Perplexity of text, and quality of generated text, at every checkpoint of one or several
 training runs. Results are appended to --records as they come; called again, it goes on where it stopped and
