@@ -1,12 +1,15 @@
 """Train the methods of this folder alike and measure them, within so many minutes.
 
-    python recipes/repro/run.py --minutes 25                      all methods
-    python recipes/repro/run.py --minutes 4 --methods mdlm        one of them
-    python recipes/repro/run.py --minutes 0                       measure what there is
+    python recipes/repro/run.py --minutes 25                            all methods
+    python recipes/repro/run.py --minutes 4 --methods mdlm              one of them
+    python recipes/repro/run.py --minutes 4 --methods judge             the judge of their texts
+    python recipes/repro/run.py --minutes 0 --judge judge models/gpt2   measure what there is
 
 Text is looked for in the folder that XDLM_DATA names (or data/): enwiki2014/*.jsonl.xz, gpt2/ and the
 zero-shot sets. What is left of the minutes is shared among the methods that have steps left. Run again, it
 goes on where it stopped, and measures only what it has not. Results are records (JSON lines) under --out.
+
+The judge is an autoregressive model that is trained as the methods are; all judges see the same texts.
 """
 
 from __future__ import annotations
@@ -32,17 +35,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, required=True, help="for all training together")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--methods", nargs="+", choices=(JUDGE, *METHODS), default=[JUDGE, *METHODS]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/repro/results"))
-    parser.add_argument("--judge", default="ngram", help="as for xdlm eval gen")
+    parser.add_argument(
+        "--judge", nargs="+", default=["ngram"],
+        help=f"one or several, as for xdlm eval gen; {JUDGE} is the one that is trained here",
+    )  # fmt: skip
     parser.add_argument("--steps", nargs="+", default=["8", "16", "32", "64", "128", "256"])
     parser.add_argument("--n", default="64", help="texts for each number of steps")
     options = parser.parse_args()
     prepare()
     train(options.methods, 60 * options.minutes)
     options.out.mkdir(parents=True, exist_ok=True)
+    judges = [str(run_folder(JUDGE)) if name == JUDGE else name for name in options.judge]
+    if JUDGE in options.judge and steps_left(JUDGE):
+        # Results under a judge that goes on learning do not compare.
+        raise SystemExit(f"the judge has {steps_left(JUDGE)} steps left: train it to its end first")
     for method in options.methods:
-        measure(method, options)
+        measure(method, judges, options)
 
 
 def prepare() -> None:
@@ -66,13 +78,14 @@ def train(methods: list[str], seconds: float) -> None:
         xdlm("train", recipe(method), "--train.minutes", f"{share / 60:.4f}", *more)
 
 
-def measure(method: str, options: argparse.Namespace) -> None:
+def measure(method: str, judges: list[str], options: argparse.Namespace) -> None:
     """Every checkpoint that was kept: perplexity, here and on the zero-shot sets, and generated text."""
     if latest_checkpoint(run_folder(method)) is None:
         return
     data = "prepared/enwiki2014-validation"
+    steps = [] if method == JUDGE else options.steps
     xdlm("eval", "dynamics", str(run_folder(method)), "--data", data, "--zero-shot", "--steps",
-         *options.steps, "--n", options.n, "--judge", options.judge, "--records",
+         *steps, "--n", options.n, "--judge", *judges, "--records",
          str(options.out / f"{method}.jsonl"))  # fmt: skip
 
 

@@ -16,12 +16,13 @@ from test_next_token import autoregressive_run
 from test_training import small_run, trainer_for
 
 from xdlm import UserError, load
-from xdlm.api import load_tokenizer
+from xdlm.api import Model, load_tokenizer
+from xdlm.cli.main import main
 from xdlm.evaluation import judges, own_judge
 from xdlm.evaluation.generation import quality
 from xdlm.evaluation.judges import BatchJudge, FeatureJudge, open_judge
-from xdlm.evaluation.ngram import NgramJudge
 from xdlm.evaluation.own_judge import OwnJudge
+from xdlm.evaluation.records import EvalRecord, measurement, read_records
 from xdlm.evaluation.scoring import Score, score_tokens
 
 CPU = torch.device("cpu")
@@ -128,11 +129,6 @@ def test_its_features_are_those_of_the_last_token(trained: Path) -> None:
     assert judge.features("").shape == judge.features("the " * 99).shape == (32,)
 
 
-def test_trigrams_stay_simple() -> None:
-    judge = NgramJudge(load_tokenizer("pocket"))
-    assert not isinstance(judge, BatchJudge)
-
-
 def test_what_is_no_judge_is_one_line(trained: Path, tmp_path: Path, capsys) -> None:
     """A model under noise, by folder or by its bundled name, and a damaged one."""
     trainer_for(small_run(tmp_path / "noisy", steps=1, save_every=0)).run()
@@ -148,3 +144,44 @@ def test_what_is_no_judge_is_one_line(trained: Path, tmp_path: Path, capsys) -> 
         assert says in complaint(capsys, "eval", "gen", "--judge", name, "--device", "cpu")
     with pytest.raises(UserError, match="no judge at nowhere"):
         open_judge("nowhere", load_tokenizer("pocket"), CPU)
+
+
+@pytest.mark.parametrize("measure", ["gen", "dynamics"])
+def test_several_judges_see_the_same_texts(
+    trained: Path, tmp_path: Path, monkeypatch, capsys, measure: str
+) -> None:
+    """Which are made once; each judge says what it says alone, and what needs no judge is there once."""
+    noisy, early = tmp_path / "noisy", str(trained / "step-00000010")
+    trainer_for(small_run(noisy, steps=1, save_every=0)).run()
+    model = [str(noisy)] if measure == "dynamics" else ["--model", str(noisy)]
+    made, sample = [], Model.sample
+    monkeypatch.setattr(Model, "sample", lambda *a, **k: made.append(k["steps"]) or sample(*a, **k))
+
+    def records(name: str, *judges: str) -> list[EvalRecord]:
+        file = tmp_path / f"{name}.jsonl"
+        main(["eval", measure, *model, "--judge", *judges, "--n", "3", "--steps", "1", "2", "--length",
+              "16", "--device", "cpu", "--records", str(file)])  # fmt: skip
+        return read_records(file)
+
+    both = records("both", str(trained), early)
+    assert made == [1, 2]
+    assert "step-00000010" in capsys.readouterr().out
+    alone = [records("late", str(trained)), records("early", early)]
+    kinds = ("gen_ppl", "real_ppl", "real_shuffled_ppl")
+    for found in alone:
+        for record in (r for r in found if r.metric in kinds):
+            assert record in both
+    assert len({r.judge_sha256 for r in both if r.metric == "gen_ppl"}) == 2
+    assert len({measurement(r) for r in both}) == len(both) == len(alone[0]) + 4
+    if measure == "dynamics":
+        made.clear()
+        assert records("both", str(trained), early) == both and not made
+        (tmp_path / "late.jsonl").rename(tmp_path / "more.jsonl")
+        more = records("more", str(trained), early)  # a judge that comes later
+        assert made == [1, 2] and sorted(map(measurement, more)) == sorted(map(measurement, both))
+
+
+def test_judges_must_be_named_once(capsys) -> None:
+    for names in ((), ("ngram", "ngram")):
+        line = complaint(capsys, "eval", "gen", "--judge", *names)
+        assert "--judge needs at least one name, and each only once" in line

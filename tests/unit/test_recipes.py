@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import runpy
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -55,6 +56,29 @@ def test_the_reproduction_compares_noise_alone() -> None:
         same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
         assert same == one
     assert len({config.train.out for config in found.values()}) == len(found)
+
+
+def test_the_script_trains_the_judge_first_and_lets_it_judge(tmp_path: Path, monkeypatch) -> None:
+    script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
+    said: list[tuple[str, ...]] = []
+    scope = script["main"].__globals__
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(scope, "xdlm", lambda *words: said.append(words))
+    monkeypatch.setattr("sys.argv", ["run.py", "--minutes", "1", "--judge", "judge", "ngram"])
+    with pytest.raises(SystemExit, match="judge has 6000 steps left"):
+        script["main"]()
+    trained = [Path(words[1]).stem for words in said if words[0] == "train"]
+    assert trained == ["judge", *METHODS]
+    said.clear()
+    monkeypatch.setitem(scope, "steps_left", lambda method: 0)
+    monkeypatch.setitem(scope, "latest_checkpoint", lambda run: run)
+    script["main"]()
+    runs = {Path(words[2]).name: words for words in said if words[0] == "eval"}
+    assert sorted(runs) == sorted(("judge", *METHODS))
+    for method, words in runs.items():
+        at = words.index("--judge")
+        assert words[at + 1 : at + 3] == ("runs/repro/judge", "ngram")
+        assert (words[words.index("--steps") + 1] == "--n") == (method == "judge")
 
 
 @pytest.mark.parametrize(("corpus", "method"), TWINS)
