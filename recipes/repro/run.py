@@ -75,7 +75,9 @@ class Study:
     def run(self) -> None:
         with ThreadPoolExecutor(self._options.lanes) as lanes, ThreadPoolExecutor(1) as bench:
             self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
-            measured = [bench.submit(self._measure, run) for run in RUNS if run in self._options.runs]
+            measured = [
+                bench.submit(self._measure, run) for run in RUNS if run in self._options.runs
+            ]
             for work in (*self._trained.values(), *measured):
                 work.result()
 
@@ -95,7 +97,7 @@ class Study:
         The last one in all numbers of steps, with what tokens do in each."""
         self._wait_for(run)
         self._wait_for(JUDGE)
-        if run == JUDGE or latest_checkpoint(run_folder(run)) is None:
+        if latest_checkpoint(run_folder(run)) is None:
             return
         options = self._options
         own = [] if steps_left(JUDGE) else [str(run_folder(JUDGE))]
@@ -103,10 +105,15 @@ class Study:
                    "--records", str(options.out / f"{run}.jsonl")]  # fmt: skip
         reading = ["--data", VALIDATION, "--zero-shot", "--batch", "256", "--max-rows", "512"]
         dynamics = ["eval", "dynamics", str(run_folder(run)), *reading, *writing]
+        if run == JUDGE:  # it writes nothing
+            xdlm(f"{run}.measure", *dynamics, "--steps")
+            return
         xdlm(f"{run}.measure", *dynamics, "--steps", *options.early_steps)
         last = str(step_of_newest(run))
         xdlm(f"{run}.last", *dynamics, "--steps", *options.steps, "--transitions", "--every", last)
-        if run == START:  # its predictions in the reverse process of mixed noise, without any training
+        if (
+            run == START
+        ):  # its predictions in the reverse process of mixed noise, without any training
             xdlm(f"{run}.as-xdlm", "eval", "gen", "--model", str(run_folder(run)), "--data", VALIDATION,
                  *writing, "--k", "0.1", "--steps", *options.steps)  # fmt: skip
 
@@ -140,7 +147,10 @@ def xdlm(log: str, *words: str) -> None:
     print("$ xdlm", *words, f"(-> {file})", flush=True)
     with file.open("a") as stream:
         done = subprocess.run(
-            [sys.executable, "-m", "xdlm.cli.main", *words], stdout=stream, stderr=stream, check=False
+            [sys.executable, "-m", "xdlm.cli.main", *words],
+            stdout=stream,
+            stderr=stream,
+            check=False,
         )
     print(f"{log}: {time.monotonic() - began:.0f} s, exit code {done.returncode}", flush=True)
     if done.returncode:

@@ -20,26 +20,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xdlm.bundled import NAMES, bundled_folder
 from xdlm.config import ProcessConfig, RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
-from xdlm.models import Denoiser, build_denoiser
+from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
 from xdlm.sampling.ancestral import Last
 from xdlm.tokens import TextTokenizer, known_tokenizer
-from xdlm.training.checkpoint import (
-    MODEL,
-    RAW,
-    Checkpoint,
-    Content,
-    latest_checkpoint,
-    open_checkpoint,
-    save_checkpoint,
-)
+from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
+from xdlm.training.trained import bundled, find_checkpoint, read_trained
 
 Weights = Literal["ema", "raw"]
 Precision = Literal["float32", "bfloat16"]
@@ -62,10 +54,11 @@ class TextSample:
 
 @dataclass(frozen=True)
 class Model:
-    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on."""
+    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on. A model
+    without a process is autoregressive: it predicts and judges text, and writes none."""
 
     denoiser: Denoiser
-    process: NoiseProcess
+    process: NoiseProcess | None
     tokenizer: TextTokenizer
     config: RunConfig
     weights: str
@@ -81,6 +74,8 @@ class Model:
     def mixed(self, k: float) -> Model:
         """The same model, to be sampled as one of mixed noise: its predictions in XDLM's reverse process.
         It was not trained to doubt a token that it sees, unless its noise was like that."""
+        check_writes(self.config)
+        assert self.process is not None
         vocab = self.process.vocab
         if vocab.mask_id is None:
             raise UserError("a model of uniform noise has no mask, and mixed noise needs one")
@@ -195,6 +190,8 @@ class Model:
         on_step: Callable[[int, int], None] | None,
     ) -> TextSample:
         """Sample around given ids; None is a position to fill. So many at a time as the device takes."""
+        check_writes(self.config)
+        assert self.process is not None
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
         if len(ids) > MAX_LENGTH:
@@ -247,35 +244,24 @@ def load(
         if value not in get_args(known):
             raise UserError(f"unknown {what} '{value}'{did_you_mean(value, get_args(known))}")
     checkpoint = find_checkpoint(name)
-    tokenizer = checkpoint.tokenizer()
-    config = checkpoint.config
-    vocab = config.process.vocab(tokenizer.size)
-    denoiser = build_denoiser(config.model, vocab.size)
-    file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
-    checkpoint.read_into(file, dict(denoiser.named_parameters()))
-    denoiser.eval().requires_grad_(False).to(pick_device(device), getattr(torch, precision))
-    used = checkpoint.weights if file == MODEL else "raw"
-    return Model(denoiser, config.process.build(vocab), tokenizer, config, used, checkpoint.step)
+    denoiser, process, tokenizer, used = read_trained(checkpoint, weights=weights)
+    denoiser.to(pick_device(device), getattr(torch, precision))
+    return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
 
-def find_checkpoint(name: str | Path) -> Checkpoint:
-    """A bundled name, a checkpoint folder, or a run folder (its newest checkpoint)."""
-    folder = _bundled(name) or Path(name)
-    if not folder.is_dir():
-        raise UserError(f"no model '{name}': not a folder{did_you_mean(str(name), NAMES)}")
-    newest = latest_checkpoint(folder)
-    return open_checkpoint(newest if newest is not None else folder)
+def check_writes(config: RunConfig) -> None:
+    """That a model of this configuration can sample."""
+    if config.process.is_autoregressive:
+        raise UserError(
+            "this model is autoregressive: it judges texts (xdlm eval gen --judge) and has a perplexity "
+            "(xdlm eval ppl), but it writes none; sample from one that was trained under noise"
+        )
 
 
 def load_tokenizer(name: str | Path, root: str | Path | None = None) -> TextTokenizer:
     """A bundled model's tokenizer by name, one by path, or one of the papers' by name: `gpt2` and
     `bert-base-uncased`, in the folder `root` of local data or from the hub."""
-    path = _bundled(name) or Path(name)
+    path = bundled(name) or Path(name)
     if isinstance(name, str) and not path.exists():
         path = known_tokenizer(name, Path(root if root is not None else data_root())) or path
     return TextTokenizer.load(path)
-
-
-def _bundled(name: str | Path) -> Path | None:
-    """A plain string may name a bundled model; a `Path`, or a string with a slash, is a folder."""
-    return bundled_folder(name) if isinstance(name, str) else None

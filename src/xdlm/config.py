@@ -23,13 +23,17 @@ from xdlm.structs import Vocab
 
 T = TypeVar("T")
 
+#: The kind of process that is none.
+AUTOREGRESSIVE = "autoregressive"
+
 
 @dataclass(frozen=True)
 class ProcessConfig:
     """The noise process."""
 
     kind: str = "mixed"
-    """masked (MDLM), uniform (UDLM), mixed (XDLM) or gidd (GIDD)."""
+    """masked (MDLM), uniform (UDLM), mixed (XDLM) or gidd (GIDD); or autoregressive: no noise, each token
+    is predicted from those before it (a judge of texts)."""
     k: float | None = None
     """mixed: share of uniform noise, 0 to 1 (default 0.1)."""
     p_uniform: float | None = None
@@ -48,19 +52,36 @@ class ProcessConfig:
 
     def vocab(self, n_tokens: int) -> Vocab:
         """The state space over `n_tokens` tokens: the mask is added as the last id, if there is one."""
-        if not self._class().wants_mask:
+        if self.is_autoregressive or not self._class().wants_mask:
             return Vocab(n_tokens)
         return Vocab(n_tokens + 1, mask_id=n_tokens)
 
+    @property
+    def is_autoregressive(self) -> bool:
+        """Whether there is no noise, but a model that predicts the next token."""
+        return self.kind == AUTOREGRESSIVE
+
     def _class(self) -> type[NoiseProcess]:
         if self.kind not in PROCESSES:
-            raise UserError(f"unknown process '{self.kind}'{did_you_mean(self.kind, PROCESSES)}")
+            known = (*PROCESSES, AUTOREGRESSIVE)
+            raise UserError(f"unknown process '{self.kind}'{did_you_mean(self.kind, known)}")
         return PROCESSES[self.kind]
 
-    def build(self, vocab: Vocab) -> NoiseProcess:
+    def build(self, vocab: Vocab) -> NoiseProcess | None:
+        """None where there is no noise."""
+        if self.is_autoregressive:
+            self._given(allowed=())
+            return None
         cls = self._class()
         own = cls.settings
-        allowed = (*own, "schedule", "eps", "power") if cls.has_schedule else own
+        given = self._given((*own, "schedule", "eps", "power") if cls.has_schedule else own)
+        arguments = {name: given[name] for name in own if name in given}
+        if cls.has_schedule:
+            arguments["schedule"] = self._schedule()
+        return cls(vocab, **arguments)  # type: ignore[call-arg]
+
+    def _given(self, allowed: tuple[str, ...]) -> dict[str, Any]:
+        """The settings that are set, all of them allowed."""
         given = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -69,10 +90,7 @@ class ProcessConfig:
         for name in given:
             if name not in allowed:
                 raise UserError(f"process.{name} has no meaning for kind '{self.kind}'; remove it")
-        arguments = {name: given[name] for name in own if name in given}
-        if cls.has_schedule:
-            arguments["schedule"] = self._schedule()
-        return cls(vocab, **arguments)  # type: ignore[call-arg]
+        return given
 
     def _schedule(self) -> Any:
         name = self.schedule or "log-linear"
@@ -243,6 +261,19 @@ class RunConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if not self.process.is_autoregressive:
+            return
+        idle = {"loss": ("weighting", "kept_rows"), "model": ("time_conditioning",)}
+        for section, names in idle.items():
+            given = getattr(self, section)
+            for name in names:
+                if getattr(given, name) != getattr(type(given)(), name):
+                    raise UserError(
+                        f"{section}.{name} has no meaning for process.kind '{AUTOREGRESSIVE}'; "
+                        "remove it"
+                    )
 
 
 def load_config(path: str | Path) -> RunConfig:

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "tokens", "files", "hub"},
     "sampling": MATH | {"models"},
     "config": MATH | {"models"},
-    "training": MATH | {"models", "tokens", "data", "config", "files", "__init__"},
+    "training": MATH | {"models", "tokens", "data", "config", "files", "bundled", "__init__"},
     "evaluation": MATH
     | {"models", "tokens", "data", "sampling", "training", "config", "files", "__init__"},
 }

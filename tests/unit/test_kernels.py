@@ -99,10 +99,11 @@ from xdlm.models import DiT, DiTConfig, dit
 from xdlm.ops.fused_norm import fused_adaptive_norm
 
 dit.kernels_can_run = lambda h: True
-for changes in ({}, {"time_conditioning": True, "n_classes": 3, "mlp_ratio": 3}):
+more = {"time_conditioning": True, "n_classes": 3, "mlp_ratio": 3}
+for changes, causal in (({}, False), (more, False), ({}, True)):
     config = DiTConfig(depth=2, width=48, heads=3, cond_width=16, dropout=0.0, **changes)
     torch.manual_seed(0)
-    model = DiT(config, 20).train()
+    model = DiT(config, 20, causal=causal).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -117,6 +118,8 @@ for changes in ({}, {"time_conditioning": True, "n_classes": 3, "mlp_ratio": 3})
         found.append([hidden.detach(), *gradients])
     with torch.no_grad():  # in place
         assert (model.trunk(z, t) - found[0][0]).norm() <= 2e-5 * found[0][0].norm()
+        if causal:
+            torch.testing.assert_close(model.trunk(z[:, :7], t), model.trunk(z, t)[:, :7])
     assert len(found[0]) == len(found[1])
     for ours, theirs in zip(found[1], found[0], strict=True):
         assert (ours - theirs).norm() <= 2e-5 * theirs.norm()

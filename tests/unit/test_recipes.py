@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import runpy
+import time
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from xdlm.api import load_tokenizer
-from xdlm.config import RunConfig, load_config
+from xdlm.config import ProcessConfig, RunConfig, load_config
 from xdlm.data import Rows, load_rows, read_documents
 from xdlm.training.trainer import Trainer
 
@@ -45,13 +47,64 @@ def test_every_row_of_the_paper_has_its_recipe(folder: str, corpus: str) -> None
 
 def test_the_reproduction_compares_noise_alone() -> None:
     found = {path.stem: load_config(path) for path in (RECIPES / "repro").glob("*.yaml")}
-    assert sorted(found) == sorted(METHODS)
+    assert sorted(found) == sorted((*METHODS, "judge"))
     one = found["mdlm"]
     for method, config in found.items():
-        assert config.process == recipe("owt", method, twin=False).process
+        if method == "judge":
+            assert config.process == ProcessConfig(kind="autoregressive")
+        else:
+            assert config.process == recipe("owt", method, twin=False).process
         same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
         assert same == one
-    assert len({config.train.out for config in found.values()}) == len(METHODS)
+    assert len({config.train.out for config in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize("lanes", ["1", "3"])
+def test_the_script_trains_and_measures_what_depends_on_it(
+    tmp_path: Path, monkeypatch, lanes: str
+) -> None:
+    """The judge before any measurement, what is adapted after what it starts from, each run once."""
+    script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
+    scope = script["main"].__globals__
+    said: list[tuple[str, ...]] = []
+    done: set[str] = set()
+
+    def xdlm(log: str, *words: str) -> None:
+        time.sleep(0.01)
+        said.append((log, *words))
+        if words[0] == "train":
+            done.add(str(Path(words[1])))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(scope, "xdlm", xdlm)
+    monkeypatch.setitem(scope, "steps_left", lambda run: int(script["recipe"](run) not in done))
+    monkeypatch.setitem(scope, "step_of_newest", lambda run: 5500)
+    monkeypatch.setitem(scope, "latest_checkpoint", lambda run: run)
+    monkeypatch.setattr("sys.argv", ["run.py", "--minutes", "1", "--lanes", lanes, "--judge", "x"])
+    script["main"]()
+    logs = [log for log, *_ in said]
+    runs = (*METHODS, "judge", "adapt-mdlm", "adapt-xdlm")
+    assert sorted(log for log, *words in said if words[0] == "train") == sorted(runs)
+    for adapted in ("adapt-mdlm", "adapt-xdlm"):
+        assert logs.index(adapted) > logs.index("mdlm")
+    for log, *words in said:
+        if words[0] == "eval":
+            assert logs.index(log) > logs.index(log.rpartition(".")[0])
+            assert logs.index(log) > logs.index("judge")
+            at = words.index("--judge")
+            assert words[at + 1 : at + 3] == ["runs/repro/judge", "x"]
+    assert {f"{run}.measure" for run in runs} <= set(logs) and "mdlm.as-xdlm" in logs
+
+
+def test_adaptation_differs_in_noise_alone() -> None:
+    ours, control = (
+        load_config(RECIPES / "repro" / "adapt" / f"{m}.yaml") for m in ("xdlm", "mdlm")
+    )
+    out = replace(ours.train, out=control.train.out)
+    assert replace(ours, process=control.process, train=out) == control
+    start = load_config(RECIPES / "repro" / "mdlm.yaml")
+    assert control.train.start == start.train.out and control.process == start.process
+    assert control.model == start.model and control.data == start.data
 
 
 @pytest.mark.parametrize(("corpus", "method"), TWINS)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xdlm.errors import UserError
-from xdlm.evaluation.judges import Judge, Score
+from xdlm.evaluation.judges import Judge, Score, score_all
 
 N_GRAMS = (1, 2, 3)
 
@@ -44,11 +44,7 @@ def quality(
     """`tokens` are the texts in the model's own tokens."""
     if not texts:
         raise UserError("there is no text to judge")
-    scores = []
-    for i, text in enumerate(texts):
-        scores.append(judge.score(text))
-        if on_text is not None:
-            on_text(i + 1, len(texts))
+    scores = score_all(judge, texts, on_text)
     return Quality(
         perplexity=_perplexity(scores),
         entropy=_mean([token_entropy(ids) for ids in tokens]),

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.evaluation.own_judge import OwnJudge, is_own
+from xdlm.evaluation.scoring import OnText, Score, score_tokens
 from xdlm.files import sha256_of
 from xdlm.tokens import TextTokenizer
 
 #: The judge that needs no download.
 NGRAM = "ngram"
-
-
-class Score(NamedTuple):
-    """Nats of a text under a judge, and over how many of the judge's tokens."""
-
-    nats: float
-    tokens: int
+#: Logits of a causal language model that are held at a time, on a GPU and elsewhere, in float32.
+_LOGITS = {"cuda": 1 << 28, "cpu": 1 << 25}
 
 
 class Judge(Protocol):
@@ -39,6 +38,13 @@ class Judge(Protocol):
 
 
 @runtime_checkable
+class BatchJudge(Judge, Protocol):
+    """A judge that is faster with many texts at once, and says the same of each as of it alone."""
+
+    def score_many(self, texts: Sequence[str], on_text: OnText | None = None) -> list[Score]: ...
+
+
+@runtime_checkable
 class FeatureJudge(Judge, Protocol):
     """A judge that also says what a text is like, as a vector."""
 
@@ -46,17 +52,32 @@ class FeatureJudge(Judge, Protocol):
 
 
 def open_judge(name: str, tokenizer: TextTokenizer, device: torch.device) -> Judge:
-    """`ngram`, a folder with a causal language model, or a .gguf file."""
+    """`ngram`, an autoregressive model of this library (a bundled name, a checkpoint or run folder), a
+    folder with a causal language model, or a .gguf file."""
     if name == NGRAM:
         from xdlm.evaluation.ngram import NgramJudge
 
         return NgramJudge(tokenizer)
+    if is_own(name):
+        return OwnJudge(name, device)
     path = Path(name)
     if not path.exists():
         raise UserError(
             f"no judge at {name}; give a folder with a causal language model, or {NGRAM}"
         )
     return CausalJudge(path, device)
+
+
+def score_all(judge: Judge, texts: Sequence[str], on_text: OnText | None = None) -> list[Score]:
+    """Of each text, in their order; as many at once as the judge can."""
+    if isinstance(judge, BatchJudge):
+        return judge.score_many(texts, on_text)
+    scores = []
+    for i, text in enumerate(texts):
+        scores.append(judge.score(text))
+        if on_text is not None:
+            on_text(i + 1, len(texts))
+    return scores
 
 
 class CausalJudge:
@@ -71,17 +92,25 @@ class CausalJudge:
         self.name, self.sha256 = path.name, _digest(path)
         self._context = getattr(self._model.config, "max_position_embeddings", 1024)
 
-    @torch.no_grad()
     def score(self, text: str) -> Score:
         """All tokens after the first; in windows of the judge's context, if the text is longer."""
-        ids = self._tokenizer(text, return_tensors="pt").input_ids[0].long()
-        nats, counted = 0.0, 0
-        for start in range(0, max(len(ids) - 1, 0), self._context - 1):
-            window = ids[start : start + self._context].to(self._model.device)
-            log_p = self._model(window[None]).logits[0, :-1].float().log_softmax(-1)
-            nats -= float(log_p.gather(1, window[1:, None]).sum())
-            counted += len(window) - 1
-        return Score(nats, counted)
+        return self.score_many([text])[0]
+
+    def score_many(self, texts: Sequence[str], on_text: OnText | None = None) -> list[Score]:
+        device = self._model.device
+        size = self._model.get_input_embeddings().num_embeddings
+        return score_tokens(
+            [self._tokenizer(text).input_ids for text in texts], self._nats, context=self._context,
+            at_once=_LOGITS[device.type] // size, device=device, on_text=on_text,
+        )  # fmt: skip
+
+    def _nats(self, tokens: Tensor) -> Tensor:
+        """Row by row from the logits on: what the softmax makes of them is as large as they are."""
+        logits = self._model(tokens).logits
+        return torch.stack([
+            F.cross_entropy(row[:-1].float(), ids[1:], reduction="none")
+            for row, ids in zip(logits, tokens, strict=True)
+        ])  # fmt: skip
 
     @torch.no_grad()
     def features(self, text: str) -> NDArray[np.float32]:

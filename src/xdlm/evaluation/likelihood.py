@@ -18,6 +18,9 @@ has nothing to do with it.
 
 All that is random depends on the seed and on the text: the same for every model, so that their differences
 are not noise, and another for every text, so that the errors of several are independent.
+
+A causal model's likelihood is exact: it needs no draws, every token counts that has one before it in its
+row, and the standard error is that over rows alone.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ from xdlm.objective import (
 from xdlm.ops import Stream, row_stats, uniform
 from xdlm.ops.rows import Impl
 from xdlm.structs import Coefs, RowStats
+from xdlm.training.loss import next_token_nats
 from xdlm.training.parallel import World
 
 #: Rows whose times form one grid.
@@ -72,7 +76,7 @@ class Likelihood:
 @torch.no_grad()
 def likelihood(
     denoiser: Denoiser,
-    process: NoiseProcess,
+    process: NoiseProcess | None,
     rows: Rows,
     *,
     draws: int = 4,
@@ -83,7 +87,8 @@ def likelihood(
     on_batch: Callable[[int, int], None] | None = None,
     world: World | None = None,
 ) -> Likelihood:
-    """Perplexity of packed text: all rows and the tail, or the first `max_rows` rows.
+    """Perplexity of packed text: all rows and the tail, or the first `max_rows` rows. A model without a
+    noise process is causal, and one pass tells its likelihood, whatever the number of draws.
 
     The processes of a `world` share the batches; all get the same result, whatever their number.
     """
@@ -93,8 +98,10 @@ def likelihood(
         raise UserError("batch and max_rows must be at least 1, and the seed not negative")
     whole, use_tail = counted_rows(rows, max_rows)
     total = whole + use_tail
-    if total == 0:
+    unpredicted = 0 if process is not None else 1
+    if total == 0 or (whole == 0 and rows.tail.size <= unpredicted):
         raise UserError("there is no text to evaluate")
+    draws = draws if process is not None else 1
     device = denoiser.head_weight.device
     key = _seed_of_text(seed, rows)
     groups = _groups(len(rows), whole, use_tail, key)
@@ -109,16 +116,22 @@ def likelihood(
         index = order[part]
         tokens = rows.tail[None] if index[0] == len(rows) else rows.take(index)
         x = torch.from_numpy(tokens.astype(np.int64)).to(device)
-        found[number] = row_bounds(
-            denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device), seed=key,
-            impl=impl,
-        ).cpu()  # fmt: skip
+        if process is None:
+            nats = next_token_nats(denoiser, x, impl=impl).sum(1, keepdim=True)
+        else:
+            nats = row_bounds(
+                denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device),
+                seed=key, impl=impl,
+            )  # fmt: skip
+        found[number] = nats.cpu()
         done += len(x)
         if on_batch is not None:
             on_batch(done, total)
     found = world.collect(found)
     estimates = torch.cat([found[number] for number in range(len(batches))])
-    lengths = [rows.tail.size if group[0] == len(rows) else rows.length for group in groups]
+    lengths = [
+        (rows.tail.size if group[0] == len(rows) else rows.length) - unpredicted for group in groups
+    ]
     is_everything = total == len(rows) + (rows.tail.size > 0)
     return summarise(
         list(estimates.split([len(group) for group in groups])), lengths, seed=seed,

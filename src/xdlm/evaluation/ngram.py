@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xdlm.data import pack, read_documents
-from xdlm.evaluation.judges import Score
+from xdlm.evaluation.scoring import Score
 from xdlm.tokens import TextTokenizer
 
 _BACK_OFF = 0.5

@@ -43,7 +43,7 @@ def plan_perplexity(
         raise UserError(f"there is no text to evaluate in {source}, with max_rows {max_rows}")
     return EvalRecord(
         "ppl", None, None, n, seed, name, data=source, data_sha256=rows.digest, length=rows.length,
-        draws=draws, **provenance(model),
+        draws=1 if model.config.process.is_autoregressive else draws, **provenance(model),
     )  # fmt: skip
 
 

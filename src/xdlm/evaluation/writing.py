@@ -44,26 +44,35 @@ def plan_writing(
 
 
 def measure_writing(
-    model: Subject,
-    plan: EvalRecord,
-    judge: Judge,
-    *,
-    trajectory: bool = False,
-    progress: Progress = unseen,
+    model: Subject, plan: EvalRecord, judge: Judge, *, progress: Progress = unseen
 ) -> tuple[Written, list[EvalRecord]]:
-    """Make texts as planned and judge them; the judge's perplexity comes first. How the texts came about is
-    kept with them on request."""
+    """Make texts as planned and judge them; the judge's perplexity comes first."""
+    out = write_texts(model, plan, progress=progress)
+    return out, judge_texts(out, plan, judge, progress=progress)
+
+
+def write_texts(
+    model: Subject, plan: EvalRecord, *, trajectory: bool = False, progress: Progress = unseen
+) -> Written:
+    """Make texts as planned, whoever will judge them; how they came about is kept with them on request."""
     if plan.steps is None or plan.temperature is None or plan.top_p is None:
         raise UserError(f"the plan is one of {plan.metric}, not of generated texts")
     with progress(f"sampling in {plan.steps} steps") as show:
-        out = model.sample(
+        return model.sample(
             plan.n, steps=plan.steps, length=plan.length, seed=plan.seed,
             temperature=plan.temperature, top_p=plan.top_p, trajectory=trajectory, on_step=show,
         )  # fmt: skip
+
+
+def judge_texts(
+    out: Written, plan: EvalRecord, judge: Judge, *, progress: Progress = unseen
+) -> list[EvalRecord]:
+    """The records of texts that were made as planned, under the plan's judge."""
+    assert plan.judge_sha256 == judge.sha256
     ids = [np.asarray(row) for row in out.tokens.cpu().numpy()]
     with progress("judging") as show:
         found = quality(out.text, ids, judge, show)
-    return out, filled(dataclasses.replace(plan, nfe=out.nfe), found)
+    return filled(dataclasses.replace(plan, nfe=out.nfe), found)
 
 
 def _sampler(model: Subject) -> str:

@@ -21,6 +21,9 @@ class Denoiser(nn.Module, ABC):
     replayable: bool = False
     #: Whether the trunk may use kernels that were written for it, where they can run.
     kernels: bool = True
+    #: Whether a position sees itself and those before it alone. Its prediction is then of the next token,
+    #: and the times play no part.
+    causal: bool = False
 
     @abstractmethod
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:

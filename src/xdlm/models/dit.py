@@ -75,9 +75,9 @@ class DiT(Denoiser):
 
     replayable = True
 
-    def __init__(self, config: DiTConfig, vocab_size: int) -> None:
+    def __init__(self, config: DiTConfig, vocab_size: int, *, causal: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.causal = config, causal
         self.embed = nn.Embedding(vocab_size, config.width)
         bound = 1 / math.sqrt(config.width)
         nn.init.uniform_(self.embed.weight, -bound, bound)
@@ -85,7 +85,7 @@ class DiT(Denoiser):
         self.label_embed = (
             nn.Embedding(config.n_classes + 1, config.cond_width) if config.n_classes else None
         )
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config, causal) for _ in range(config.depth))
         self.final_norm = AdaptiveNorm(config.width)
         # Shift, scale and gate of both norms of every block, shift and scale of the last: one product.
         self.modulation = nn.Linear(config.cond_width, (6 * config.depth + 2) * config.width)
@@ -127,12 +127,12 @@ class DiT(Denoiser):
     def flops_per_token(self, length: int, head_share: float = 1.0) -> float:
         """6 per weight that a token is multiplied with (2 forward, 4 backward), and 12 x length x width
         per layer for attention (scores and their use, each 2 x length x width forward and twice that
-        backward). The conditioning is computed once per sequence, not per token, and left out, as is
-        all that is not a product of matrices."""
-        width = self.config.width
+        backward), half of that where a token sees those before it alone. The conditioning is computed once
+        per sequence, not per token, and left out, as is all that is not a product of matrices."""
+        width, seen = self.config.width, length / 2 if self.causal else length
         layer = (4 + 2 * self.config.mlp_ratio) * width**2
         head = head_share * len(self.head_weight) * width
-        return 6 * (self.config.depth * layer + head) + 12 * self.config.depth * length * width
+        return 6 * (self.config.depth * layer + head) + 12 * self.config.depth * seen * width
 
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         cond = F.silu(self._condition(t, label))
@@ -195,9 +195,9 @@ class Branch(NamedTuple):
 class Block(nn.Module):
     """Attention and MLP, each normed, modulated, gated and added back."""
 
-    def __init__(self, config: DiTConfig) -> None:
+    def __init__(self, config: DiTConfig, causal: bool) -> None:
         super().__init__()
-        self.heads, self.dropout = config.heads, config.dropout
+        self.heads, self.dropout, self.causal = config.heads, config.dropout, causal
         width, inner = config.width, config.width * config.mlp_ratio
         self.attn_norm = AdaptiveNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
@@ -234,7 +234,8 @@ class Block(nn.Module):
             qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
             q, k = rotate(q, angles), rotate(k, angles)
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        attended = attended.transpose(1, 2).flatten(2)
         if how.in_place and _is_plain(self.attn_out):
             rows = attended.flatten(0, 1)
             return torch.mm(rows, self.attn_out.weight.T, out=h.flatten(0, 1)).view_as(h)

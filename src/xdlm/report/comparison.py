@@ -23,7 +23,9 @@ GENERATED = {
 }
 #: The rows of real text that generated text is set beside.
 REAL = {"real": "real text", "real_shuffled": "real text, shuffled"}
-_NAMES = {"masked": "MDLM", "uniform": "UDLM", "mixed": "XDLM", "gidd": "GIDD"}
+_NAMES = {
+    "masked": "MDLM", "uniform": "UDLM", "mixed": "XDLM", "gidd": "GIDD", "autoregressive": "AR",
+}  # fmt: skip
 
 
 def method_of(record: EvalRecord) -> str:

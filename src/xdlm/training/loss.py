@@ -1,16 +1,18 @@
-"""The training objective on a batch: noise it, run the trunk, run the head where it matters."""
+"""The training objectives on a batch: under noise, and of the next token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from xdlm.config import RunConfig
 from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
+    WEIGHTINGS,
     Weighting,
     elbo_weight,
     nelbo_of_stats,
@@ -36,9 +38,28 @@ class LossSums(NamedTuple):
     """Positions that the head was run on."""
 
 
+class Loss(Protocol):
+    """What training minimises."""
+
+    def __call__(
+        self, denoiser: Denoiser, batch: Batch, *, seed: int, step: int, global_batch: int
+    ) -> LossSums: ...
+
+
+def make_loss(config: RunConfig, process: NoiseProcess | None) -> Loss:
+    """The objective that a configuration asks for; without noise, that of the next token."""
+    if process is None:
+        return NextTokenLoss(config.loss.impl)
+    return DiffusionLoss(
+        process, WEIGHTINGS[config.loss.weighting], config.loss.impl, config.loss.kept_rows,
+        config.model.label_dropout,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class DiffusionLoss:
-    """Continuous-time loss of a denoiser under a noise process."""
+    """Continuous-time loss of a denoiser under a noise process: noise a batch, run the trunk, run the head
+    where it matters."""
 
     process: NoiseProcess
     weighting: Weighting = elbo_weight
@@ -109,3 +130,50 @@ class DiffusionLoss:
             return label
         u = uniform(seed, Stream.LABEL_DROPOUT, index, torch.zeros_like(index))
         return torch.where(u < self.label_dropout, -1, label)
+
+
+@dataclass(frozen=True)
+class NextTokenLoss:
+    """Cross-entropy of a causal model: `-sum_i log p(x_i | x_1 .. x_(i-1))` over all tokens of a row but
+    the first, which has none before it.
+
+    The sum is scaled by L/(L - 1), so that divided by the number of all tokens it is the mean over those
+    that are predicted. Nothing is random, so the seed and the step decide nothing.
+    """
+
+    impl: Impl = "auto"
+
+    def __call__(
+        self, denoiser: Denoiser, batch: Batch, *, seed: int, step: int, global_batch: int
+    ) -> LossSums:
+        rows = next_token_rows(denoiser, batch.tokens)
+        if self.impl == "eager":
+            stats = row_stats(*rows, mask_id=None, impl="eager")
+            total = (stats.lse - stats.logit_x).sum()
+        else:
+            total = row_loss(rows, _cross_entropy, mask_id=None, impl=self.impl)
+        loss = total * (batch.tokens.numel() / len(rows.x))
+        return LossSums(loss, loss.detach(), len(rows.x))
+
+
+def next_token_nats(denoiser: Denoiser, tokens: Tensor, *, impl: Impl = "auto") -> Tensor:
+    """`-log p(x_i | x_1 .. x_(i-1))` under a causal model for `tokens` [B, L], float64 [B, L - 1]."""
+    stats = row_stats(*next_token_rows(denoiser, tokens), mask_id=None, impl=impl)
+    return (stats.lse - stats.logit_x).view(len(tokens), -1)
+
+
+def next_token_rows(denoiser: Denoiser, tokens: Tensor) -> HeadRows:
+    """All positions but each row's last, with the token that follows as the one to predict. Of the four
+    statistics a cross-entropy needs two: there is no noisy token, and no sum over the vocabulary."""
+    assert denoiser.causal, "a model that sees later tokens would look its answers up"
+    times = torch.zeros(len(tokens), device=tokens.device)
+    hidden = run_trunk(denoiser, tokens, times)[:, :-1].flatten(0, 1)
+    target = tokens[:, 1:].flatten()
+    return HeadRows(hidden, denoiser.head_weight, denoiser.head_bias, target, target, None)
+
+
+def _cross_entropy(stats: RowStats, part: slice, out: RowLosses) -> None:
+    """`lse - logit_x`, and its derivatives."""
+    torch.sub(stats.lse[part], stats.logit_x[part], out=out.losses[part])
+    out.d.lse[part].fill_(1.0)  # unlike an assignment, this does not make a GPU wait
+    out.d.logit_x[part].fill_(-1.0)

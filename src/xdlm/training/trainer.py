@@ -21,7 +21,6 @@ from xdlm.data import Rows
 from xdlm.errors import UserError
 from xdlm.files import check_writable
 from xdlm.models import build_denoiser
-from xdlm.objective import WEIGHTINGS
 from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.tokens import TextTokenizer
 from xdlm.training.checkpoint import (
@@ -41,7 +40,7 @@ from xdlm.training.device import describe, pick_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
 from xdlm.training.loader import Loader, StepBatches
-from xdlm.training.loss import DiffusionLoss
+from xdlm.training.loss import make_loss
 from xdlm.training.meter import Meter
 from xdlm.training.optimizer import (
     clip_gradients,
@@ -97,14 +96,11 @@ class Trainer:
         vocab = config.process.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
-        self.model = build_denoiser(config.model, vocab.size)
+        self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
         self.engine = make_engine(self.model, config.train, self.precision, self.device, self.world)
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = make_optimizer(self.model, config.optim)
-        self.loss = DiffusionLoss(
-            self.process, WEIGHTINGS[config.loss.weighting], config.loss.impl,
-            config.loss.kept_rows, config.model.label_dropout,
-        )  # fmt: skip
+        self.loss = make_loss(config, self.process)
         self.data_hash = rows.digest
         self.loader: StepBatches = Loader(
             rows, seed=config.train.seed, batch=config.train.batch, share=self._share,

@@ -58,12 +58,15 @@ class Writing:
     """Numbers of sampling steps; none to generate nothing. The final denoise comes on top."""
     n: int = 32
     """Texts per number of steps."""
-    judge: str = NGRAM
-    """ngram, a folder with a causal language model, or a .gguf file."""
+    judge: tuple[str, ...] = (NGRAM,)
+    """One or several, who judge the same texts: ngram, an autoregressive model of this library (a bundled
+    name, a checkpoint folder or a run folder), a folder with a causal language model, or a .gguf file."""
     temperature: float = 1.0
     """Below 1 sharpens predictions, above 1 flattens them; 0 takes the most likely token."""
     top_p: float = 1.0
     """Draw from the smallest set of tokens that holds this probability."""
+    transitions: bool = False
+    """Count what tokens do at each step too: appear, change, be masked again."""
 
 
 def check_settings(options: Running) -> None:
@@ -80,6 +83,8 @@ def check_settings(options: Running) -> None:
     if isinstance(options, Writing):
         if not 1 <= options.n <= MAX_SAMPLES:
             raise UserError(f"--n must lie in 1..{MAX_SAMPLES:,}, got {options.n}")
+        if not options.judge or len(set(options.judge)) < len(options.judge):
+            raise UserError("--judge needs at least one name, and each only once")
         prediction = Filter(options.temperature, options.top_p)
         for steps in options.steps:
             SamplerConfig(steps, prediction)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model, find_checkpoint
+from xdlm.api import Model, check_writes
 from xdlm.cli.measures import gen
 from xdlm.cli.measures.common import (
     Reading,
@@ -35,8 +35,11 @@ from xdlm.evaluation.judges import Judge, open_judge
 from xdlm.evaluation.perplexity import mean_perplexity, measure_perplexity, plan_perplexity
 from xdlm.evaluation.real import RealText
 from xdlm.evaluation.records import EvalRecord, measurement, resume_records
-from xdlm.evaluation.writing import expected, measure_writing
+from xdlm.evaluation.subject import Written
+from xdlm.evaluation.transitions import planned_transitions, transitions
+from xdlm.evaluation.writing import expected, judge_texts, write_texts
 from xdlm.training.checkpoint import Checkpoint, open_checkpoint, run_checkpoints, step_of
+from xdlm.training.trained import find_checkpoint
 
 _DESCRIPTION = """Perplexity of text, and quality of generated text, at every checkpoint of one or several
 training runs. Results are appended to --records as they come; called again, it goes on where it stopped and
@@ -47,7 +50,7 @@ Training keeps the newest checkpoints alone, unless --train.keep-every says whic
 examples:
   xdlm train recipes/cpu-tiny.yaml --train.keep-every 250
   xdlm eval dynamics runs/cpu-tiny --records dynamics.jsonl
-  xdlm eval dynamics runs/mdlm runs/xdlm --every 100000 --steps 128 --judge models/gpt2-large
+  xdlm eval dynamics runs/mdlm runs/xdlm --every 100000 --steps 128 --judge models/gpt2-large runs/judge
   xdlm report --records dynamics.jsonl --out report/
 """
 
@@ -77,6 +80,9 @@ def run(arguments: list[str]) -> None:
     if options.every < 1:
         raise UserError(f"--every must be at least 1, got {options.every}")
     folders = [(str(Path(run)), folder) for run in runs for folder in _checkpoints(run, options)]
+    if options.steps:
+        for last in dict(folders).values():
+            check_writes(find_checkpoint(last).config)
     data = _shared_text(folders) if options.data is None else options.data
     check_target(options.records)
     dynamics = _Dynamics(options, data)
@@ -120,19 +126,20 @@ class _Dynamics:
         self._options, self._data = options, data
         self._held = {measurement(r): r for r in resume_records(Path(options.records))}
         self._rows: dict[tuple[str, ...], Rows] = {}
-        self._judges: dict[str, Judge] = {}
+        self._judges: dict[str, list[Judge]] = {}
         self._taken = self._made = 0
 
     @property
     def columns(self) -> list[str]:
         means = [f"mean of {len(ZERO_SHOT)}"] * self._options.zero_shot
-        generated = [
-            f"{name}, {n} steps" for n in self._options.steps for name in ("judge", "entropy")
-        ]
+        several = [Path(name).name for name in self._options.judge]
+        shown = [*(["judge"] if len(several) == 1 else several), "entropy"]
+        generated = [f"{name}, {n} steps" for n in self._options.steps for name in shown]
         return [*self._sources(), *means, *generated]
 
     def story(self) -> str:
-        judges = " and ".join(dict.fromkeys(judge.name for judge in self._judges.values()))
+        opened = (judge.name for judges in self._judges.values() for judge in judges)
+        judges = " and ".join(dict.fromkeys(opened))
         return (
             f"judge: {judges or 'none'}; {self._made} results measured, {self._taken} taken from "
             f"{self._options.records}"
@@ -169,11 +176,23 @@ class _Dynamics:
         options, shown = self._options, []
         if not options.steps:
             return []
-        judge = self._judge(run, model)
+        judges = self._judges_for(run, model)
         for steps in options.steps:
-            plan = gen.planned(model, run, judge, steps, options, options)
-            found = self._once(expected(plan), partial(_texts_judged, model, plan, judge))
-            shown += found[:2]
+            plans = [gen.planned(model, run, judge, steps, options, options) for judge in judges]
+            # Made when the first judge asks for them, and kept for the others.
+            written = cache(
+                partial(
+                    write_texts, model, plans[0], trajectory=options.transitions, progress=progress
+                )
+            )
+            found = [
+                self._once(expected(plan), partial(_texts_judged, written, plan, judge))
+                for plan, judge in zip(plans, judges, strict=True)
+            ]
+            if options.transitions:
+                plan = planned_transitions(plans[0])
+                self._once([plan], partial(_transitions_counted, written, plan))
+            shown += [*(records[0] for records in found), found[0][1]]
         return shown
 
     def _once(
@@ -197,26 +216,35 @@ class _Dynamics:
             self._rows[key] = read_rows(model, source, self._options.length)
         return self._rows[key]
 
-    def _judge(self, run: str, model: Model) -> Judge:
-        """The judge, and on its first use what it says of real text."""
+    def _judges_for(self, run: str, model: Model) -> list[Judge]:
+        """The judges, and on their first use what they say of real text."""
         options, tokenizer = self._options, model.tokenizer
         if tokenizer.digest not in self._judges:
             device = model.denoiser.head_weight.device
-            judge = open_judge(options.judge, tokenizer, device)
-            self._judges[tokenizer.digest] = judge
+            judges = [open_judge(name, tokenizer, device) for name in options.judge]
+            self._judges[tokenizer.digest] = judges
             for source in self._data[:1]:
                 rows = self._read(model, source)
                 real = RealText(model, source, rows, n=options.n, seed=options.seed)
-                self._once(real.expected(run, judge), partial(_real_judged, real, run, judge))
+                for judge in judges:
+                    self._once(real.expected(run, judge), partial(_real_judged, real, run, judge))
         return self._judges[tokenizer.digest]
+
+
+def _transitions_counted(written: Callable[[], Written], plan: EvalRecord) -> list[EvalRecord]:
+    path = written().trajectory
+    assert path is not None
+    return [transitions(plan, path)]
 
 
 def _text_measured(model: Model, plan: EvalRecord, rows: Rows, batch: int) -> list[EvalRecord]:
     return [measure_perplexity(model, plan, rows, batch=batch, progress=progress)]
 
 
-def _texts_judged(model: Model, plan: EvalRecord, judge: Judge) -> list[EvalRecord]:
-    return measure_writing(model, plan, judge, progress=progress)[1]
+def _texts_judged(
+    written: Callable[[], Written], plan: EvalRecord, judge: Judge
+) -> list[EvalRecord]:
+    return judge_texts(written(), plan, judge, progress=progress)
 
 
 def _real_judged(real: RealText, run: str, judge: Judge) -> list[EvalRecord]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from xdlm.api import Model
+from xdlm.api import Model, check_writes
 from xdlm.cli.measures.common import (
     Running,
     Writing,
@@ -30,19 +30,21 @@ from xdlm.evaluation.judges import Judge, open_judge
 from xdlm.evaluation.real import RealText, is_judge_of_text
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.transitions import transitions
-from xdlm.evaluation.writing import measure_writing, plan_writing
+from xdlm.evaluation.writing import judge_texts, plan_writing, write_texts
 from xdlm.files import check_writable, write_atomic
 
 _DESCRIPTION = """Quality of generated text for several numbers of sampling steps: perplexity under a judge
 (over all of the judge's tokens), entropy of each text's own token frequencies, the share of n-grams that do
 not repeat, and MAUVE on request. Real text and the same text with its tokens shuffled stand beside it.
 
-A judge is `ngram` (trigrams of the embedded novels, no download), a folder with any causal language model
-of the transformers library, or a .gguf file. Figures under different judges do not compare.
+A judge is `ngram` (trigrams of the embedded novels, no download), an autoregressive model that was trained
+here, a folder with any causal language model of the transformers library, or a .gguf file. Figures under
+different judges do not compare; several may judge the same texts, each for itself.
 
 examples:
   xdlm eval gen --steps 4 16 64
   xdlm eval gen --model runs/owt --judge models/gpt2-large --n 256 --records results.jsonl --samples texts/
+  xdlm eval gen --model runs/repro/mdlm --judge runs/repro/judge models/gpt2-large
   xdlm eval gen --model runs/owt --judge models/gpt2-large --n 1000 --mauve --data openwebtext:validation
 """
 
@@ -57,11 +59,9 @@ class Options(Running, Writing):
     """Real text to set beside; by default what validated the model's training, or else corpus:heldout."""
     k: float | None = None
     """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
-    transitions: bool = False
-    """Count what tokens do at each step too: appear, change, be masked again."""
     mauve: bool = False
-    """Compare generated with real text by MAUVE too: needs a causal language model as judge, xdlm[eval],
-    and many texts."""
+    """Compare generated with real text by MAUVE too: needs a causal language model as the first judge,
+    xdlm[eval], and many texts."""
     samples: str | None = None
     """Keep the texts in this folder, a file of JSON lines per number of steps."""
     records: str | None = None
@@ -77,32 +77,42 @@ def run(arguments: list[str]) -> None:
     if options.samples is not None:
         check_writable(Path(options.samples), make=False)
     model = opened(options.model, options)
+    check_writes(model.config)
     model = model if options.k is None else model.mixed(options.k)
-    judge = open_judge(options.judge, model.tokenizer, model.denoiser.head_weight.device)
+    device = model.denoiser.head_weight.device
+    judges = [open_judge(name, model.tokenizer, device) for name in options.judge]
     source = own_text(model.config) if options.data is None else options.data
     rows = read_rows(model, source, options.length)
     real = RealText(model, source, rows, n=options.n, seed=options.seed)
-    mauve = _mauve(judge, real, options) if options.mauve else None
-    columns = ["judge's perplexity", "entropy", "distinct-1/2/3"] + ["MAUVE"] * options.mauve
-    table = Table("texts", *columns, "forward passes")
-    for kind, records in judged_aloud(real, options.model, judge, mauve).items():
+    mauve = _mauve(judges[0], real, options) if options.mauve else None
+    table = _table(judges, with_mauve=options.mauve)
+    beside = [
+        judged_aloud(real, options.model, judge, mauve if judge is judges[0] else None)
+        for judge in judges
+    ]
+    for kind in beside[0]:
+        records = _joined([found[kind] for found in beside])
         keep(options.records, *records)
         _add_row(table, kind.replace("_", ", "), records)
     for steps in options.steps:
-        plan = planned(model, options.model, judge, steps, options, options)
-        out, records = measure_writing(
-            model, plan, judge, trajectory=options.transitions, progress=progress
-        )
+        plans = [planned(model, options.model, judge, steps, options, options) for judge in judges]
+        out = write_texts(model, plans[0], trajectory=options.transitions, progress=progress)
+        found = [
+            judge_texts(out, plan, judge, progress=progress)
+            for plan, judge in zip(plans, judges, strict=True)
+        ]
         if mauve is not None:
-            records.append(mauve.record(records[0], out.text, progress=progress))
+            found[0].append(mauve.record(found[0][0], out.text, progress=progress))
+        records = _joined(found)
         _add_row(table, f"{steps} steps", records)
         if options.samples is not None:
             lines = "".join(json.dumps({"text": text}) + "\n" for text in out.text)
             write_atomic(Path(options.samples) / f"steps-{steps:05d}.jsonl", lines)
         keep(options.records, *records)
         if out.trajectory is not None:
-            keep(options.records, transitions(plan, out.trajectory))
-    show_table(table, f"{options.model}, {options.n} texts each, judge: {judge.name}")
+            keep(options.records, transitions(plans[0], out.trajectory))
+    names = " and ".join(judge.name for judge in judges)
+    show_table(table, f"{options.model}, {options.n} texts each, judge: {names}")
 
 
 def planned(
@@ -135,13 +145,29 @@ def _mauve(judge: Judge, real: RealText, options: Options) -> Mauve:
     )  # fmt: skip
 
 
+def _joined(found: Sequence[Sequence[EvalRecord]]) -> list[EvalRecord]:
+    """What several judges found of the same texts; what needs no judge once."""
+    first, *others = found
+    return [*first, *(r for records in others for r in records if r.judge is not None)]
+
+
+def _table(judges: Sequence[Judge], *, with_mauve: bool) -> Table:
+    several = [f"perplexity, {judge.name}" for judge in judges]
+    perplexities = ["judge's perplexity"] if len(judges) == 1 else several
+    columns = [*perplexities, "entropy", "distinct-1/2/3", *["MAUVE"] * with_mauve]
+    return Table("texts", *columns, "forward passes")
+
+
 def _add_row(table: Table, name: str, records: Sequence[EvalRecord]) -> None:
-    ppl, entropy, *shares = records[:5]
-    more = [with_error(r.value, r.stderr, 3) for r in records[5:]]
-    if len(table.columns) == 6 and not more:
-        more = [""]
+    ppls = [r for r in records if r.metric.endswith("ppl")]
+    (entropy,) = (r for r in records if r.metric.endswith("entropy"))
+    shares = [r for r in records if "distinct" in r.metric]
+    mauves = [with_error(r.value, r.stderr, 3) for r in records if r.metric.endswith("mauve")]
+    if len(table.columns) == len(ppls) + 5 and not mauves:
+        mauves = [""]
     table.add_row(
-        name, with_error(ppl.value, ppl.stderr), with_error(entropy.value, entropy.stderr, 3),
-        " / ".join("" if r.value is None else f"{r.value:.2f}" for r in shares), *more,
-        "" if ppl.nfe is None else f"{ppl.nfe:.0f}",
+        name, *(with_error(r.value, r.stderr) for r in ppls),
+        with_error(entropy.value, entropy.stderr, 3),
+        " / ".join("" if r.value is None else f"{r.value:.2f}" for r in shares), *mauves,
+        "" if ppls[0].nfe is None else f"{ppls[0].nfe:.0f}",
     )  # fmt: skip

@@ -29,7 +29,8 @@ from xdlm.errors import UserError
 from xdlm.evaluation.perplexity import mean_perplexity, measure_perplexity, plan_perplexity
 from xdlm.evaluation.records import EvalRecord
 
-_DESCRIPTION = """Perplexity: an upper bound by Monte Carlo, with its standard error.
+_DESCRIPTION = """Perplexity: an upper bound by Monte Carlo, with its standard error; exact for an
+autoregressive model, over all tokens that have one before them in their row.
 
 All terms of the bound are counted, the first step from pure noise and the final denoise included;
 every token counts once, the end of the text (less than a row) too. Documents are joined as in training;
@@ -82,9 +83,10 @@ def run(arguments: list[str]) -> None:
         mean = mean_perplexity(records[-len(ZERO_SHOT) :])
         keep(options.records, mean)
         _add_row(table, mean)
+    draws = f"{options.draws} draws a row" if model.process is not None else "exact"
     show_table(
         table,
-        f"{options.model}, step {model.step:,}, {model.weights} weights, {options.draws} draws a row; "
+        f"{options.model}, step {model.step:,}, {model.weights} weights, {draws}; "
         f"{packing_rule(model, options.length)}",
         *_remarks(records),
     )
