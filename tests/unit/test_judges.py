@@ -153,7 +153,9 @@ def test_several_judges_see_the_same_texts(
     """Which are made once; each judge says what it says alone, and what needs no judge is there once."""
     noisy, early = tmp_path / "noisy", str(trained / "step-00000010")
     trainer_for(small_run(noisy, steps=1, save_every=0)).run()
-    model = [str(noisy)] if measure == "dynamics" else ["--model", str(noisy)]
+    model = ["--model", str(noisy)]
+    if measure == "dynamics":
+        model = [str(noisy), "--max-rows", "3", "--draws", "1"]
     made, sample = [], Model.sample
     monkeypatch.setattr(Model, "sample", lambda *a, **k: made.append(k["steps"]) or sample(*a, **k))
 
