@@ -17,7 +17,7 @@ import argparse
 import subprocess
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from xdlm.config import load_config
@@ -118,8 +118,9 @@ class Study:
                  *writing, "--k", "0.1", "--steps", *options.steps)  # fmt: skip
 
     def _wait_for(self, run: str) -> None:
+        """Whether it succeeds or not; what it left says how far it came."""
         if run in self._trained:
-            self._trained[run].result()
+            wait([self._trained[run]])
 
 
 def steps_left(run: str) -> int:

@@ -90,8 +90,8 @@ def run(arguments: list[str]) -> None:
     rule = ""
     for run, folder in folders:
         model = opened(folder, options)
-        dynamics.note_cost(run, model, open_checkpoint(folder))
         values = dynamics.measured(run, model)
+        dynamics.note_cost(run, model, open_checkpoint(folder))
         table.add_row(run, f"{model.step:,}", *(with_error(r.value, r.stderr) for r in values))
         rule = packing_rule(model, options.length)
     show_table(table, f"{options.weights} weights; {rule}; {dynamics.story()}")
