@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, required=True, help="for all training together")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--lanes", type=int, default=1, help="runs that train at a time")
+    parser.add_argument("--benches", type=int, default=1, help="runs that are measured at a time")
     parser.add_argument("--out", type=Path, default=Path("runs/repro/results"))
     parser.add_argument("--judge", nargs="+", default=["ngram"],
                         help="judges of generated text beside the one trained here")  # fmt: skip
@@ -73,7 +74,10 @@ class Study:
         self._trained: dict[str, Future[None]] = {}
 
     def run(self) -> None:
-        with ThreadPoolExecutor(self._options.lanes) as lanes, ThreadPoolExecutor(1) as bench:
+        with (
+            ThreadPoolExecutor(self._options.lanes) as lanes,
+            ThreadPoolExecutor(options.measuring) as bench,
+        ):
             self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
             measured = [
                 bench.submit(self._measure, run) for run in RUNS if run in self._options.runs
