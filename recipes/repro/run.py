@@ -74,14 +74,13 @@ class Study:
         self._trained: dict[str, Future[None]] = {}
 
     def run(self) -> None:
+        options = self._options
         with (
-            ThreadPoolExecutor(self._options.lanes) as lanes,
-            ThreadPoolExecutor(options.measuring) as bench,
+            ThreadPoolExecutor(options.lanes) as lanes,
+            ThreadPoolExecutor(options.benches) as benches,
         ):
             self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
-            measured = [
-                bench.submit(self._measure, run) for run in RUNS if run in self._options.runs
-            ]
+            measured = [benches.submit(self._measure, run) for run in RUNS if run in options.runs]
             for work in (*self._trained.values(), *measured):
                 work.result()
 
