@@ -103,13 +103,13 @@ def plot_generation(records: Sequence[EvalRecord], file: Path) -> None:
         own = [r for r in found if r.metric == metric]
         lines = lines_of(own, label, lambda r: float(r.steps or 0))
         level = real[metric].value if metric in real else None
-        return lambda axes: _draw_by_steps(axes, lines, colours, names[metric], level)
+        return lambda axes: draw_by_steps(axes, lines, colours, names[metric], level)
 
     present = {r.metric for r in found}
     save_panels(file, [panel(metric) for metric in names if metric in present])
 
 
-def _draw_by_steps(
+def draw_by_steps(
     axes: Axes, lines: Lines, colours: dict[str, str], name: str, level: float | None
 ) -> None:
     draw_lines(axes, lines, colours)

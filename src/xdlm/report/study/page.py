@@ -1,0 +1,117 @@
+"""Sections of the page, and how they become Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xdlm.evaluation.records import EvalRecord
+from xdlm.report.study.paper import PaperTable
+from xdlm.report.study.verdict import Estimate, Finding
+from xdlm.report.tables import markdown_table
+
+Plot = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. `figures` are drawn to files of these names."""
+
+    title: str
+    labels: tuple[str, ...] = ()
+    """What it stands beside in the paper."""
+    parts: Sequence[str] = ()
+    """Paragraphs and tables."""
+    findings: Sequence[Finding] = ()
+    figures: Mapping[str, Plot] = field(default_factory=dict)
+    records: Sequence[EvalRecord] = ()
+    """What it is made of."""
+    command: str = ""
+
+    def markdown(self, figures: str) -> str:
+        """With figures found in a folder."""
+        beside = ", ".join(f"`{label}`" for label in self.labels)
+        blocks = [f"## {self.title}" + (f" (paper: {beside})" if beside else "")]
+        if self.findings:
+            blocks.append("\n".join(f"- {finding.sentence}" for finding in self.findings))
+        blocks += [f"![{name}]({figures}/{name}.png)" for name in self.figures]
+        blocks += self.parts
+        if self.records:
+            blocks.append(f"<sub>{provenance(self.records)}</sub>")
+        if self.command:
+            blocks.append(f"```sh\n{self.command}\n```")
+        return "\n\n".join(blocks) + "\n"
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    rows = [[f.claim, f.paper, f.here or "", f"**{f.outcome}**"] for f in findings]
+    return markdown_table(["finding", "paper", "here", "verdict"], rows)
+
+
+def provenance(records: Sequence[EvalRecord]) -> str:
+    """What records were made with, in a line."""
+
+    def of(name: str, one: str, many: str) -> str | None:
+        values = sorted({value for r in records if (value := getattr(r, name)) is not None})
+        listed = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in values)
+        return f"{one if len(values) == 1 else many} {listed}" if values else None
+
+    found = [
+        of("device", "on", "on"), of("dtype", "computed in", "computed in"),
+        of("weights", "weights", "weights"), of("n", "n", "n"), of("draws", "draws", "draws"),
+        of("length", "length", "lengths"), of("seed", "seed", "seeds"),
+        of("sampler", "sampler", "samplers"), of("temperature", "temperature", "temperatures"),
+        of("commit", "commit", "commits"), of("torch", "torch", "torch"),
+    ]  # fmt: skip
+    return "; ".join(part for part in found if part)
+
+
+def missing(wanted: Iterable[str], there: Iterable[str], what: str) -> list[str]:
+    """A paragraph that names what is not there, if anything."""
+    lacking = [name for name in wanted if name not in set(there)]
+    return [f"Not measured ({what}): {', '.join(lacking)}."] if lacking else []
+
+
+def by_method(
+    first: str,
+    columns: Sequence[str],
+    cells: Mapping[str, Mapping[str, Estimate]],
+    *,
+    digits: int | None = None,
+    best: bool = True,
+    last: Mapping[str, Estimate | None] | None = None,
+) -> str:
+    """A line per method; the lowest of each column is bold. `last`: lines that take no part in that."""
+    lowest = {
+        column: min((row[column].value for row in cells.values() if column in row), default=None)
+        for column in columns
+    }
+
+    def cell(row: Mapping[str, Estimate], column: str) -> str:
+        if column not in row:
+            return ""
+        text = row[column].shown(digits)
+        return f"**{text}**" if best and row[column].value == lowest[column] else text
+
+    rows = [[name, *(cell(row, c) for c in columns)] for name, row in cells.items()]
+    for name, value in (last or {}).items():
+        if value is not None:
+            rows.append([name, value.shown(digits), *[""] * (len(columns) - 1)])
+    return markdown_table([first, *columns], rows)
+
+
+def of_paper(table: PaperTable, *, folded: bool = False) -> str:
+    """The paper's table, as it stands there."""
+    grid = markdown_table(["", *table.columns], [[name, *row] for name, row in table.rows.items()])
+    title = f"The paper's `{table.label}`: {table.about}"
+    return fold(title, grid) if folded else f"*{title}:*\n\n{grid}"
+
+
+def fold(title: str, body: str) -> str:
+    """Shown when clicked."""
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:+.{digits}f} %"
