@@ -23,7 +23,7 @@ from xdlm.report.figures import (
     lines_of,
     make_logarithmic,
 )
-from xdlm.report.plots import DPI, save_panels
+from xdlm.report.plots import save_panels
 from xdlm.report.tables import TextTable, put
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def crossover_table(found: Sequence[Course]) -> TextTable | None:
     return TextTable("Who leads when", columns, rows, []) if rows else None
 
 
-def plot_dynamics(found: Sequence[Course], file: Path, *, dpi: int = DPI) -> None:
+def plot_dynamics(found: Sequence[Course], file: Path, *, small: bool = False) -> None:
     """A panel per quantity. The ground is shaded in the colour of the model that leads, and hatched
     where its lead may be chance."""
     colours = series_colours(name for course in found for name in course.lines)
@@ -166,7 +166,7 @@ def plot_dynamics(found: Sequence[Course], file: Path, *, dpi: int = DPI) -> Non
     def panel(course: Course) -> Callable[[Axes], None]:
         return lambda axes: _draw(axes, course, colours)
 
-    save_panels(file, [panel(course) for course in found], dpi=dpi)
+    save_panels(file, [panel(course) for course in found], small=small)
 
 
 def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:

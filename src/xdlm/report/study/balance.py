@@ -11,15 +11,13 @@ import numpy as np
 
 from xdlm.errors import UserError
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
-from xdlm.report.comparison import REAL
 from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Study
 from xdlm.report.study.commands import MEASURE
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM
 from xdlm.report.study.page import Section
-from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive, under
-from xdlm.report.study.writing import DPI
+from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive, under, unmeasured
 from xdlm.report.tables import markdown_table
 from xdlm.report.trade_off import Spot, TradeOff, draw_trade_off, trade_off
 
@@ -62,19 +60,14 @@ def balance(study: Study) -> Section:
     figures = {"trade-off": lambda file: _plot(list(found.values()), file)} if found else {}
     return Section(
         "Understanding against generation", ("fig:intro",), parts, [finding], figures,
-        command=MEASURE,
+        [r for r in study.last if r.data == ZERO_SHOT_MEAN or (r.judge and r.steps == STEPS)], MEASURE,
     )  # fmt: skip
 
 
 def _of(study: Study, judge: str) -> TradeOff | None:
     records = [r for r in study.last if r.judge in (None, judge)]
-    real = [r for r in study.records if r.metric.startswith(f"{next(iter(REAL))}_")]
     try:
-        return trade_off(
-            [*records, *(r for r in real if r.judge in (None, judge))],
-            data=ZERO_SHOT_MEAN,
-            steps=STEPS,
-        )
+        return trade_off(records, data=ZERO_SHOT_MEAN, steps=STEPS)
     except UserError:  # nothing has both; what has not been measured is said on the page
         return None
 
@@ -107,12 +100,14 @@ def distance(places: Mapping[str, Place]) -> Estimate | None:
 def bowed(places: Mapping[str, Place]) -> Test:
     absent = [name for name in (MASKED, MIXED, UNIFORM) if name not in places]
     if absent:
-        return Test(Outcome.UNKNOWN, f"{' and '.join(absent)} not measured")
+        return unmeasured(*absent)
     away = distance(places)
     if away is None:
-        return Test(Outcome.FAILS, f"{MIXED}'s perplexity is not between those of the two")
-    side = "below" if away.value >= 0 else "above"
-    return positive(away, f"{Estimate(abs(away.value), away.stderr).shown()} {side} the line")
+        words = f"{MIXED}'s zero-shot perplexity is not between those of the two"
+        return Test(Outcome.FAILS, words, "not between the two")
+    side = f"{'below' if away.value >= 0 else 'above'} the line"
+    size = Estimate(abs(away.value), away.stderr)
+    return positive(away, f"{size.shown()} {side}", f"{size.plain()} {side}")
 
 
 def _frontiers(found: Mapping[str, TradeOff]) -> str:
@@ -143,7 +138,7 @@ def _plot(found: list[TradeOff], file: Path) -> None:
     def panel(one: TradeOff) -> Callable[[Axes], None]:
         return lambda axes: _draw(axes, one)
 
-    save_panels(file, [panel(one) for one in found], dpi=DPI)
+    save_panels(file, [panel(one) for one in found], small=True)
 
 
 def _draw(axes: Axes, one: TradeOff) -> None:

@@ -17,7 +17,7 @@ from xdlm.report.study.collection import Study
 from xdlm.report.study.commands import MEASURE
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Section, missing
-from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive
+from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive, unmeasured
 from xdlm.report.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 #: The steps of the trajectory that the paper looks at.
 STEPS = 32
-_DPI = 60
 KINDS = ("unmask", "refine", "remask")
 _MEANING = dict(zip(KINDS, LOOKS.values(), strict=True))
 
@@ -83,32 +82,34 @@ def _kinds(found: dict[str, Counts], steps: int) -> Finding:
 
 def _all_happen(found: dict[str, Counts]) -> list[Test]:
     if MIXED not in found:
-        return [Test(Outcome.UNKNOWN, f"{MIXED} not measured")]
+        return [unmeasured(MIXED)]
     totals = {kind: found[MIXED].total(kind) for kind in KINDS}
     least = min(totals.values(), key=lambda total: total.value)
     words = ", ".join(f"{kind} {total.shown()}" for kind, total in totals.items())
-    return [positive(least, f"{MIXED} a text: {words}; the rarest is above 0")]
+    return [positive(least, f"{MIXED}, a text: {words}; the rarest", f"{MIXED}: {least.plain()}")]
 
 
 def _only_unmasks(found: dict[str, Counts]) -> list[Test]:
     if MASKED not in found:
-        return [Test(Outcome.UNKNOWN, f"{MASKED} not measured")]
+        return [unmeasured(MASKED)]
     other = sum(found[MASKED].total(kind).value for kind in ("refine", "remask"))
     outcome = Outcome.FAILS if other else Outcome.HOLDS
-    return [Test(outcome, f"{MASKED}: {other:g} changes of tokens a text")]
+    words = f"{MASKED}: {other:g}"
+    return [Test(outcome, f"{words} refined or remasked a text", words)]
 
 
 def _fades(found: dict[str, Counts], steps: int) -> Finding:
     claim = f"{MIXED}'s masking of tokens fades: fewer in the last quarter of the steps than in the first"
     paper_says = "none in the last quarter of one trajectory"
     if MIXED not in found:
-        return Finding(claim, paper_says, [Test(Outcome.UNKNOWN, f"{MIXED} not measured")])
+        return Finding(claim, paper_says, [unmeasured(MIXED)])
     quarter = max(steps // 4, 1)
     first = found[MIXED].total("remask", slice(quarter))
     last = found[MIXED].total("remask", slice(steps - quarter, steps))
     difference = Estimate(first.value - last.value, math.hypot(first.stderr, last.stderr))
     words = f"{first.shown()} a text in the first {quarter} steps, {last.shown()} in the last"
-    return Finding(claim, paper_says, [positive(difference, words)])
+    brief = f"{first.plain()} to {last.plain()}"
+    return Finding(claim, paper_says, [positive(difference, words, brief)])
 
 
 def _table(found: dict[int, dict[str, Counts]]) -> str:
@@ -128,7 +129,7 @@ def _plot(found: dict[str, Counts], steps: int, file: Path) -> None:
         return lambda axes: _draw(axes, method, counts, steps)
 
     panels = [panel(method, counts) for method, counts in found.items()]
-    save_panels(file, panels, dpi=_DPI)
+    save_panels(file, panels, small=True)
 
 
 def _draw(axes: Axes, method: str, counts: Counts, steps: int) -> None:

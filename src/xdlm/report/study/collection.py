@@ -81,6 +81,14 @@ class Study:
             and all(getattr(record, name) == value for name, value in where.items())
         ]  # fmt: skip
 
+    @cached_property
+    def _groups(self) -> dict[str, list[EvalRecord]]:
+        return grouped(self.records)
+
+    def sources(self, records: Iterable[EvalRecord]) -> list[EvalRecord]:
+        """What records that may be averages were made of."""
+        return [one for record in records for one in self._groups[_unseeded(record)]]
+
     def perplexities(self, data: str | None) -> dict[str, Estimate]:
         return {method_of(r): estimate(r) for r in self.of("ppl", data=data)}
 
@@ -91,9 +99,12 @@ class Study:
 
     def real(self, judge: str | None) -> Estimate | None:
         """The same of real text."""
-        chosen = [r for r in self.records if judge is None or r.judge in (None, judge)]
         beside = [r for r in self.last if r.metric in GENERATED and r.judge in (None, judge)]
-        found = real_text([*beside, *(r for r in chosen if r.metric.startswith("real_"))])
+        read = [
+            r for r in self.records if r.metric.startswith("real_") and r.judge in (None, judge)
+        ]
+        most = max((r.n for r in read), default=0)
+        found = real_text([*beside, *(r for r in read if r.n == most)])
         record = found.get("entropy" if judge is None else "gen_ppl")
         return None if record is None else estimate(record)
 
@@ -157,10 +168,19 @@ def once(records: Iterable[EvalRecord]) -> list[EvalRecord]:
 def averaged(records: Iterable[EvalRecord]) -> list[EvalRecord]:
     """Over evaluation seeds. Other seeds make other texts, whose errors are independent; of a text that is
     read they only draw other noise, so that its error stays."""
+    return [own[0] if len(own) == 1 else _mean(own) for own in grouped(records).values()]
+
+
+def grouped(records: Iterable[EvalRecord]) -> dict[str, list[EvalRecord]]:
+    """Those that differ in the evaluation seed alone."""
     groups: dict[str, list[EvalRecord]] = {}
     for record in records:
-        groups.setdefault(measurement(dataclasses.replace(record, seed=0)), []).append(record)
-    return [own[0] if len(own) == 1 else _mean(own) for own in groups.values()]
+        groups.setdefault(_unseeded(record), []).append(record)
+    return groups
+
+
+def _unseeded(record: EvalRecord) -> str:
+    return measurement(dataclasses.replace(record, seed=0))
 
 
 def _mean(records: Sequence[EvalRecord]) -> EvalRecord:

@@ -19,21 +19,24 @@ def read_again(records: Sequence[EvalRecord]) -> str:
     texts = sorted({str(r.data) for r in records} - {*ZERO_SHOT, ZERO_SHOT_MEAN})
     data = f" --data {' '.join(texts)}" if texts else ""
     zero_shot = " --zero-shot" if any(r.data == ZERO_SHOT_MEAN for r in records) else ""
-    draws = " ".join(_values(records, "draws"))
-    return (
-        f"xdlm eval dynamics {_runs(records)}{data}{zero_shot} --draws {draws}{_seed(records)} "
-        "--steps --records results.jsonl"
+    settings = sorted({(r.draws, r.seed) for r in records})
+    return "\n".join(
+        f"xdlm eval dynamics {_runs(records)}{data}{zero_shot} --draws {draws} --seed {seed} --steps "
+        "--records results.jsonl"
+        for draws, seed in settings
     )
 
 
 def write_again(records: Sequence[EvalRecord]) -> str:
-    """Generated texts under a judge, or each of several."""
+    """Generated texts, a line for each judge, number of texts and seed."""
+    judged = [r for r in records if r.judge is not None]
     lines = []
-    for judge in _values(records, "judge"):
-        own = [r for r in records if r.judge == judge]
+    for judge, n, seed in sorted({(r.judge, r.n, r.seed) for r in judged}):
+        own = [r for r in judged if (r.judge, r.n, r.seed) == (judge, n, seed)]
+        steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
         lines.append(
-            f"xdlm eval dynamics {_runs(own)} --steps {' '.join(_values(own, 'steps'))} "
-            f"--n {_values(own, 'n')[-1]} --judge {judge}{_seed(own)} --records results.jsonl"
+            f"xdlm eval dynamics {_runs(own)} --steps {steps} --n {n} --judge {judge} --seed {seed} "
+            "--records results.jsonl"
         )
     return "\n".join(lines)
 
@@ -46,12 +49,3 @@ def _runs(records: Sequence[EvalRecord]) -> str:
         return " ".join(models)
     names = ",".join(PurePosixPath(model).name for model in models)
     return f"{parents.pop()}/{{{names}}}"
-
-
-def _values(records: Sequence[EvalRecord], name: str) -> list[str]:
-    found = {value for r in records if (value := getattr(r, name)) is not None}
-    return [str(value) for value in sorted(found)]
-
-
-def _seed(records: Sequence[EvalRecord]) -> str:
-    return f" --seed {' '.join(_values(records, 'seed'))}"

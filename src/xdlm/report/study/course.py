@@ -17,8 +17,7 @@ from xdlm.report.study.collection import Grid, Study, grid
 from xdlm.report.study.commands import MEASURE
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Section, by_method, fold, of_paper, percent
-from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive
-from xdlm.report.study.writing import DPI
+from xdlm.report.study.verdict import Estimate, Finding, Test, positive, unmeasured
 from xdlm.report.tables import markdown_table
 
 
@@ -62,6 +61,7 @@ def dynamics(study: Study) -> Section:
 
 
 def _quantities(study: Study) -> list[Quantity]:
+    """Texts, and what was written in the fewest and the most steps."""
     texts = {
         study.validation: f"perplexity of {study.validation}",
         ZERO_SHOT_MEAN: "mean zero-shot perplexity",
@@ -73,7 +73,8 @@ def _quantities(study: Study) -> list[Quantity]:
     for judge in study.judges:
         own = study.of("gen_ppl", judge=judge, step=None)
         several = {r.steps for r in own if r.step != study.step}
-        for steps in sorted(n for n in several if n is not None):
+        numbers = sorted(n for n in several if n is not None)
+        for steps in dict.fromkeys([*numbers[:1], *numbers[-1:]]):
             name = f"perplexity of texts of {steps:,} steps, {judge}"
             found.append(Quantity(name, True, [r for r in own if r.steps == steps]))
     return found
@@ -102,11 +103,13 @@ def gaps(cells: Grid[int]) -> dict[int, Estimate]:
 def shrinks(name: str, found: Mapping[int, Estimate]) -> Test:
     """Whether the gap at the last checkpoint is smaller than at the first."""
     if len(found) < 2:
-        return Test(Outcome.UNKNOWN, f"{name}: {MIXED} and {MASKED} not measured at two steps")
+        return unmeasured(f"{name} of {MIXED} and {MASKED} at two checkpoints")
     (first, before), *_, (last, after) = found.items()
     words = f"{name}: {_as_share(before)} at step {first:,}, {_as_share(after)} at step {last:,}"
     difference = before.value - after.value
-    return positive(Estimate(difference, math.hypot(before.stderr, after.stderr)), words)
+    error = math.hypot(before.stderr, after.stderr)
+    brief = f"{percent(math.expm1(before.value))} to {percent(math.expm1(after.value))}"
+    return positive(Estimate(difference, error), words, brief)
 
 
 def _finding(what: str, table: paper.PaperTable, found: Sequence[Quantity]) -> Finding:
@@ -157,7 +160,7 @@ def _steps(cells: Grid[int]) -> list[int]:
 
 
 def _shown(q: Quantity) -> str:
-    return f"*{q.name}:*\n\n{_table(q)}"
+    return f"*{q.name[0].upper()}{q.name[1:]}:*\n\n{_table(q)}"
 
 
 def _table(q: Quantity) -> str:
@@ -172,4 +175,4 @@ def _course(q: Quantity) -> Course:
 
 
 def _plot(found: Sequence[Quantity], file: Path) -> None:
-    plot_dynamics([_course(q) for q in found], file, dpi=DPI)
+    plot_dynamics([_course(q) for q in found], file, small=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from xdlm.report.study.collection import Grid, Study
+from xdlm.report.study.commands import MEASURE
 from xdlm.report.study.page import Section
-from xdlm.report.study.verdict import SURE, Estimate, Finding, Outcome, Test, agreement
+from xdlm.report.study.verdict import SURE, Estimate, Finding, Outcome, Test, agreement, unmeasured
 from xdlm.report.study.writing import all_steps
 from xdlm.report.tables import markdown_table
 
@@ -45,7 +46,8 @@ def judges(study: Study) -> Section:
     finding = Finding(
         "Two judges put the methods in the same order", "one judge, GPT-2 Large", tests
     )
-    return Section("Two judges", (), parts, [finding])
+    records = [r for r in study.last if r.metric == "gen_ppl"] if rows else []
+    return Section("Two judges", (), parts, [finding], records=records, command=MEASURE)
 
 
 _NEEDS = "Not measured: needs texts of the same numbers of steps under two judges."
@@ -71,13 +73,15 @@ def _verdict(names: str, found: Sequence[Agreement]) -> Test:
     opposed = [pair for a in found for pair in a.opposed]
     sure, pairs = sum(a.sure for a in found), sum(a.pairs for a in found)
     if not pairs:
-        return Test(Outcome.UNKNOWN, f"{names} have no texts of the same kind")
+        return unmeasured(f"texts of the same kind by {names}")
     if not sure:
-        return Test(Outcome.NOISE, f"{names} tell no two methods apart")
-    words = f"{names}: {sure - len(opposed)} of {sure} pairs that both tell apart, of {pairs}"
+        words = f"{names} tell no two methods apart"
+        return Test(Outcome.NOISE, words, words)
+    brief = f"{sure - len(opposed)} of {sure} pairs that both tell apart"
+    words = f"{names}: {brief}, of {pairs} in all"
     if opposed:
-        return Test(Outcome.FAILS, f"{words}; opposed: {_listed(opposed)}")
-    return Test(Outcome.HOLDS, words)
+        return Test(Outcome.FAILS, f"{words}; opposed: {_listed(opposed)}", brief)
+    return Test(Outcome.HOLDS, words, brief)
 
 
 def _listed(names: Iterable[str], most: int = 4) -> str:

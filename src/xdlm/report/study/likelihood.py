@@ -39,7 +39,7 @@ def validation(study: Study) -> Section:
             markdown_table(columns, rows),
             *missing(paper.METHODS, found, f"at step {study.step:,}"),
         ],
-        [finding], records=records, command=read_again(records) if records else "",
+        [finding], records=records, command=read_again(study.sources(records)),
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def zero_shot(study: Study) -> Section:
     parts += missing(sets, there, "sets")
     return Section(
         "Zero-shot perplexity", ("tab:app_owt_zsppl",), parts, [finding], records=records,
-        command=read_again(records) if records else "",
+        command=read_again(study.sources(records)),
     )  # fmt: skip
 
 
@@ -95,6 +95,8 @@ def ranked(found: Mapping[str, Estimate], theirs: Mapping[str, float]) -> str:
     order = sorted(both, key=lambda method: found[method].value)
     published = sorted(both, key=lambda method: theirs[method])
     tau = agreement([found[m].value for m in both], [theirs[m] for m in both])
+    if order == published:
+        return f"From best to worst, here as in the paper: {', '.join(order)}."
     return (
         f"From best to worst here: {', '.join(order)}; in the paper: {', '.join(published)} "
         f"(Kendall's τ {tau:.2f})."

@@ -29,23 +29,26 @@ class Section:
     """What it is made of."""
     command: str = ""
 
-    def markdown(self, figures: str) -> str:
-        """With figures found in a folder."""
+    def markdown(self, figures: str, sources: Sequence[EvalRecord] = ()) -> str:
+        """With figures found in a folder, and what was measured with, by the `sources` of its records."""
         beside = ", ".join(f"`{label}`" for label in self.labels)
         blocks = [f"## {self.title}" + (f" (paper: {beside})" if beside else "")]
         if self.findings:
             blocks.append("\n".join(f"- {finding.sentence}" for finding in self.findings))
         blocks += [f"![{name}]({figures}/{name}.png)" for name in self.figures]
         blocks += self.parts
-        if self.records:
-            blocks.append(f"<sub>{provenance(self.records)}</sub>")
+        if sources:
+            blocks.append(f"<sub>{provenance(sources)}</sub>")
         if self.command:
             blocks.append(f"```sh\n{self.command}\n```")
         return "\n\n".join(blocks) + "\n"
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    rows = [[f.claim, f.paper, f.here or "", f"**{f.outcome}**"] for f in findings]
+    rows = [
+        [f.claim, f.paper, "; ".join(test.brief for test in f.tests), f"**{f.outcome}**"]
+        for f in findings
+    ]
     return markdown_table(["finding", "paper", "here", "verdict"], rows)
 
 
@@ -69,7 +72,8 @@ def provenance(records: Sequence[EvalRecord]) -> str:
 
 def missing(wanted: Iterable[str], there: Iterable[str], what: str) -> list[str]:
     """A paragraph that names what is not there, if anything."""
-    lacking = [name for name in wanted if name not in set(there)]
+    found = set(there)
+    lacking = [name for name in wanted if name not in found]
     return [f"Not measured ({what}): {', '.join(lacking)}."] if lacking else []
 
 
@@ -80,9 +84,8 @@ def by_method(
     *,
     digits: int | None = None,
     best: bool = True,
-    last: Mapping[str, Estimate | None] | None = None,
 ) -> str:
-    """A line per method; the lowest of each column is bold. `last`: lines that take no part in that."""
+    """A line per method; the lowest of each column is bold if that is the `best`."""
     lowest = {
         column: min((row[column].value for row in cells.values() if column in row), default=None)
         for column in columns
@@ -95,10 +98,12 @@ def by_method(
         return f"**{text}**" if best and row[column].value == lowest[column] else text
 
     rows = [[name, *(cell(row, c) for c in columns)] for name, row in cells.items()]
-    for name, value in (last or {}).items():
-        if value is not None:
-            rows.append([name, value.shown(digits), *[""] * (len(columns) - 1)])
     return markdown_table([first, *columns], rows)
+
+
+def beside_real(title: str, real: Estimate | None, digits: int | None = None) -> str:
+    """The heading of a table, with what it would say of real text."""
+    return f"*{title}:*" if real is None else f"*{title} (real text: {real.shown(digits)}):*"
 
 
 def of_paper(table: PaperTable, *, folded: bool = False) -> str:

@@ -22,10 +22,14 @@ class Estimate(NamedTuple):
     stderr: float
 
     def shown(self, digits: int | None = None) -> str:
-        """With two digits behind the point, one where there are three before it, or as many as asked."""
+        """With two digits behind the point, or one for what is large and not that sure, or as asked."""
         if digits is None:
-            digits = 1 if self.value >= 100 else 2
+            digits = 1 if self.value >= 100 and not self.stderr < 0.1 else 2
         return with_error(self.value if math.isfinite(self.value) else None, self.stderr, digits)
+
+    def plain(self) -> str:
+        """Without its error."""
+        return self.shown().split(" ")[0]
 
 
 def estimate(record: EvalRecord) -> Estimate:
@@ -45,10 +49,11 @@ _GRAVEST = (Outcome.FAILS, Outcome.UNKNOWN, Outcome.NOISE, Outcome.HOLDS)
 
 @dataclass(frozen=True)
 class Test:
-    """One comparison, and what it says in words."""
+    """One comparison, and what it says in words; `brief` in as few as will do."""
 
     outcome: Outcome
     words: str
+    brief: str
 
 
 @dataclass(frozen=True)
@@ -78,33 +83,40 @@ class Finding:
         return f"{self.claim}: **{self.outcome}**{here}.{more}"
 
 
-def positive(difference: Estimate, words: str) -> Test:
+def unmeasured(*names: str) -> Test:
+    words = f"{' and '.join(names)} not measured"
+    return Test(Outcome.UNKNOWN, words, words)
+
+
+def positive(difference: Estimate, words: str, brief: str) -> Test:
     """Whether a difference lies above 0 by more than chance: its value over its standard error."""
     if not math.isfinite(difference.value) or math.isnan(difference.stderr):
-        return Test(Outcome.UNKNOWN, f"{words}, no error is known")
-    if difference.value == 0:
-        return Test(Outcome.NOISE, f"{words}, 0 standard errors")
-    errors = abs(difference.value) / difference.stderr if difference.stderr else math.inf
-    size = f"{errors:.1f} standard errors" if errors < math.inf else "without any error"
-    if errors <= SURE:
-        return Test(Outcome.NOISE, f"{words}, {size}")
-    return Test(Outcome.HOLDS if difference.value > 0 else Outcome.FAILS, f"{words}, {size}")
+        unknown = "no error is known"
+        return Test(Outcome.UNKNOWN, f"{words}, {unknown}", f"{brief} ({unknown})")
+    outcome = Outcome.HOLDS if difference.value > 0 else Outcome.FAILS
+    if abs(difference.value) <= SURE * difference.stderr:
+        outcome = Outcome.NOISE
+    if not difference.stderr:
+        return Test(outcome, f"{words}, without error", brief)
+    errors = abs(difference.value) / difference.stderr
+    return Test(outcome, f"{words}, {errors:.1f} standard errors", f"{brief} ({errors:.1f} se)")
 
 
 def below(
     one: str, low: Estimate | None, other: str, high: Estimate | None, digits: int | None = None
 ) -> Test:
     """Whether `one` is lower than the `other`."""
-    missing = [name for name, value in ((one, low), (other, high)) if value is None]
     if low is None or high is None:
-        return Test(Outcome.UNKNOWN, f"{' and '.join(missing)} not measured")
+        return unmeasured(*(name for name, e in ((one, low), (other, high)) if e is None))
     difference = Estimate(high.value - low.value, math.hypot(low.stderr, high.stderr))
-    return positive(difference, f"{one} {low.shown(digits)} against {other} {high.shown(digits)}")
+    sign = "<" if difference.value > 0 else ">" if difference.value < 0 else "="
+    words = f"{one} {low.shown(digits)} {sign} {other} {high.shown(digits)}"
+    return positive(difference, words, f"{low.plain()} {sign} {high.plain()}")
 
 
 def under(judge: str, test: Test) -> Test:
     """The same, said to be what one judge finds."""
-    return Test(test.outcome, f"{judge}: {test.words}")
+    return Test(test.outcome, f"{judge}: {test.words}", f"{judge}: {test.brief}")
 
 
 def agreement(one: Sequence[float], other: Sequence[float]) -> float:

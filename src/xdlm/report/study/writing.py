@@ -15,13 +15,12 @@ from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid, Study
 from xdlm.report.study.commands import write_again
 from xdlm.report.study.likelihood import MASKED, MIXED, ranked
-from xdlm.report.study.page import Section, by_method, missing, of_paper
+from xdlm.report.study.page import Section, beside_real, by_method, missing, of_paper
 from xdlm.report.study.verdict import Estimate, Finding, Test, below, under
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DPI = 75
 FEWEST = 8
 _STEPS = tuple(int(n) for n in paper.OWT_QUALITY.columns)
 
@@ -32,16 +31,16 @@ def generation(study: Study) -> Section:
     most = max((n for cells in judged.values() for n in shared(cells)), default=_STEPS[-1])
     parts = [_crossings(judged)]
     for judge, cells in judged.items():
-        real = {"real text": study.real(judge)}
+        title = f"Perplexity under {judge} by sampling steps, lower is better"
         parts += [
-            f"*Perplexity under {judge}, lower is better:*",
-            by_method("here", _heads(cells), _texts(cells), last=real),
+            beside_real(title, study.real(judge)),
+            by_method("here", _heads(cells), _texts(cells)),
             _ranks(cells, most),
         ]
     if entropy:
-        real = {"real text": study.real(None)}
-        table = by_method("here", _heads(entropy), _texts(entropy), digits=3, best=False, last=real)
-        parts += ["*Entropy of each text's own tokens, nats:*", table]
+        table = by_method("here", _heads(entropy), _texts(entropy), digits=3, best=False)
+        title = "Entropy of each text's own tokens by sampling steps, nats"
+        parts += [beside_real(title, study.real(None), 3), table]
     parts += [of_paper(paper.OWT_QUALITY), of_paper(paper.OWT_ENTROPY)]
     parts += [of_paper(paper.LM1B_QUALITY, folded=True), of_paper(paper.LM1B_ENTROPY, folded=True)]
     parts += missing(["a judge"], ["a judge"] * bool(judged), "generated text")
@@ -54,7 +53,7 @@ def generation(study: Study) -> Section:
         "Generated text", ("tab:owt_performance", "tab:lm1b_performance"),
         [part for part in parts if part],
         [_few(judged, entropy, study), _many(judged, entropy, study, most)], figures, records,
-        write_again(records),
+        write_again(study.sources(records)),
     )  # fmt: skip
 
 
@@ -146,7 +145,7 @@ def _ranks(cells: Grid[int], most: int) -> str:
     for steps in dict.fromkeys((FEWEST, most)):
         column = {name: row[steps] for name, row in cells.items() if steps in row}
         if order := ranked(column, paper.OWT_QUALITY.column(steps)):
-            lines.append(f"{steps:,} steps: {order}")
+            lines.append(f"{steps:,} steps: {order[0].lower()}{order[1:]}")
     return "  \n".join(lines)
 
 
@@ -179,4 +178,4 @@ def _plot(study: Study, judged: Mapping[str, Grid[int]], entropy: Grid[int], fil
     ]
     if entropy:
         panels.append(panel(entropy, "entropy, nats", study.real(None)))
-    save_panels(file, panels, dpi=DPI)
+    save_panels(file, panels, small=True)
