@@ -19,6 +19,7 @@ from xdlm.report.figures import (
     Point,
     draw_lines,
     draw_real,
+    folded,
     legend,
     lines_of,
     make_logarithmic,
@@ -185,5 +186,5 @@ def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     ground = " (ground: who leads; hatched: by less than 2 standard errors)" if ahead else ""
     axes.set_xlabel("training step" + ground)
-    axes.set_ylabel(course.quantity)
+    axes.set_ylabel(folded(course.quantity))
     legend(axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xdlm.errors import UserError
@@ -85,6 +86,11 @@ def make_logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
+def folded(name: str) -> str:
+    """In lines that fit beside an axis."""
+    return fill(name, 36, break_on_hyphens=False, break_long_words=False)
+
+
 def draw_real(axes: Axes, level: float | None) -> None:
     if level is not None:
         axes.axhline(level, color=_REAL, linestyle=":", linewidth=1.2, label="real text")
@@ -121,5 +127,5 @@ def draw_by_steps(
     if name.startswith("perplexity"):
         make_logarithmic(axes, "y")
     axes.set_xlabel("sampling steps")
-    axes.set_ylabel(name)
+    axes.set_ylabel(folded(name))
     legend(axes)

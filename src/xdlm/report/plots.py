@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Records = Sequence[dict[str, Any]]
 
-_DPI, _SMALL_DPI = 130, 75
+_DPI, _SMALL_DPI = 130, 96
 _PANEL_INCHES = (6.4, 4.0)
 _COLUMNS = 3
 _INK, _FAINT = "#333333", "#D9D9D9"

@@ -115,5 +115,5 @@ def _story(arms: Mapping[str, list[EvalRecord]]) -> str:
     lines = []
     for name in (CONTINUED, ADAPTED):
         for record in arms[name][:1]:
-            lines.append(f"{name}: {record.step:,} steps from {start_of(record)}")
+            lines.append(f"{name}: step {record.step:,}, from {start_of(record)}")
     return "; ".join(lines) + "."

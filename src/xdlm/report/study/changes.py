@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.colours import LOOKS
 from xdlm.report.comparison import method_of
+from xdlm.report.figures import legend
 from xdlm.report.plots import clean, save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Study
@@ -86,7 +87,13 @@ def _all_happen(found: dict[str, Counts]) -> list[Test]:
     totals = {kind: found[MIXED].total(kind) for kind in KINDS}
     least = min(totals.values(), key=lambda total: total.value)
     words = ", ".join(f"{kind} {total.shown()}" for kind, total in totals.items())
-    return [positive(least, f"{MIXED}, a text: {words}; the rarest", f"{MIXED}: {least.plain()}")]
+    return [
+        positive(
+            least,
+            f"{MIXED}, a text: {words}; the rarest",
+            f"{MIXED}: rarest kind {least.plain()} a text",
+        )
+    ]
 
 
 def _only_unmasks(found: dict[str, Counts]) -> list[Test]:
@@ -94,8 +101,8 @@ def _only_unmasks(found: dict[str, Counts]) -> list[Test]:
         return [unmeasured(MASKED)]
     other = sum(found[MASKED].total(kind).value for kind in ("refine", "remask"))
     outcome = Outcome.FAILS if other else Outcome.HOLDS
-    words = f"{MASKED}: {other:g}"
-    return [Test(outcome, f"{words} refined or remasked a text", words)]
+    words = f"{MASKED}: {other:g} refined or remasked"
+    return [Test(outcome, f"{words} a text", words)]
 
 
 def _fades(found: dict[str, Counts], steps: int) -> Finding:
@@ -143,4 +150,4 @@ def _draw(axes: Axes, method: str, counts: Counts, steps: int) -> None:
     axes.set_title(method)
     axes.set_xlabel(f"sampling step of {steps}; the last is the final denoise")
     axes.set_ylabel("changes per text")
-    axes.legend(fontsize=8, frameon=False)
+    legend(axes)

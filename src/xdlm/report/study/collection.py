@@ -129,7 +129,8 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
     own = [
         r for r in raw if r.metric in ("ppl", _TRANSITIONS, *GENERATED) and "process" in r.config
     ]
-    own = averaged(own)
+    order = {method: place for place, method in enumerate(_ordered(map(method_of, own)))}
+    own = sorted(averaged(own), key=lambda record: order[method_of(record)])
     resampled = [r for r in own if _FOREIGN in (r.sampler or "")]
     native = [r for r in own if _FOREIGN not in (r.sampler or "")]
     adapted = [r for r in native if start_of(r) is not None]
@@ -143,7 +144,7 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
 
 def start_of(record: EvalRecord) -> str | None:
     """Where a model's first weights came from, if not from chance."""
-    return record.config.get("train", {}).get("start")
+    return record.config.get("train", {}).get("start") or None
 
 
 def seed_of(record: EvalRecord) -> int:

@@ -26,6 +26,7 @@ class Quantity:
     """Something that was measured at several training steps."""
 
     name: str
+    short: str
     written: bool
     records: list[EvalRecord]
 
@@ -62,13 +63,13 @@ def dynamics(study: Study) -> Section:
 
 def _quantities(study: Study) -> list[Quantity]:
     """Texts, and what was written in the fewest and the most steps."""
-    texts = {
-        study.validation: f"perplexity of {study.validation}",
-        ZERO_SHOT_MEAN: "mean zero-shot perplexity",
-    }
+    texts = [
+        (study.validation, f"perplexity of {study.validation}", "validation"),
+        (ZERO_SHOT_MEAN, "mean zero-shot perplexity", "zero-shot"),
+    ]
     found = [
-        Quantity(name, False, study.of("ppl", data=data, step=None))
-        for data, name in texts.items() if data is not None
+        Quantity(name, short, False, study.of("ppl", data=data, step=None))
+        for data, name, short in texts if data is not None
     ]  # fmt: skip
     for judge in study.judges:
         own = study.of("gen_ppl", judge=judge, step=None)
@@ -76,7 +77,7 @@ def _quantities(study: Study) -> list[Quantity]:
         numbers = sorted(n for n in several if n is not None)
         for steps in dict.fromkeys([*numbers[:1], *numbers[-1:]]):
             name = f"perplexity of texts of {steps:,} steps, {judge}"
-            found.append(Quantity(name, True, [r for r in own if r.steps == steps]))
+            found.append(Quantity(name, f"{judge}:", True, [r for r in own if r.steps == steps]))
     return found
 
 
@@ -100,7 +101,7 @@ def gaps(cells: Grid[int]) -> dict[int, Estimate]:
     return {step: gap(mixed[step], masked[step]) for step in finite}
 
 
-def shrinks(name: str, found: Mapping[int, Estimate]) -> Test:
+def shrinks(name: str, short: str, found: Mapping[int, Estimate]) -> Test:
     """Whether the gap at the last checkpoint is smaller than at the first."""
     if len(found) < 2:
         return unmeasured(f"{name} of {MIXED} and {MASKED} at two checkpoints")
@@ -108,7 +109,7 @@ def shrinks(name: str, found: Mapping[int, Estimate]) -> Test:
     words = f"{name}: {_as_share(before)} at step {first:,}, {_as_share(after)} at step {last:,}"
     difference = before.value - after.value
     error = math.hypot(before.stderr, after.stderr)
-    brief = f"{percent(math.expm1(before.value))} to {percent(math.expm1(after.value))}"
+    brief = f"{short} {percent(math.expm1(before.value))} to {percent(math.expm1(after.value))}"
     return positive(Estimate(difference, error), words, brief)
 
 
@@ -120,7 +121,7 @@ def _finding(what: str, table: paper.PaperTable, found: Sequence[Quantity]) -> F
     return Finding(
         f"As training goes on the gap from {MASKED} to {MIXED} shrinks, {what}",
         f"{first} to {last}",
-        [shrinks(q.name, gaps(q.cells)) for q in found],
+        [shrinks(q.name, q.short, gaps(q.cells)) for q in found],
     )
 
 

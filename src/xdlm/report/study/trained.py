@@ -47,9 +47,7 @@ def trained(study: Study) -> Section:
 
 def _ends(study: Study) -> dict[str, EvalRecord]:
     """A record of each model at its last step, methods first."""
-    order = {method: place for place, method in enumerate(study.methods)}
-    own = sorted(study.trained, key=lambda r: order[method_of(r)])
-    return {r.model: r for r in _last([*own, *study.repeats, *study.adapted])}
+    return {r.model: r for r in _last([*study.trained, *study.repeats, *study.adapted])}
 
 
 def _last(records: Sequence[EvalRecord]) -> list[EvalRecord]:
