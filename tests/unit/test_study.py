@@ -361,6 +361,15 @@ def test_seeds_of_training_stand_beside() -> None:
     assert "| MDLM | 23.32 ± 0.10 | +0.0 %" in page
 
 
+def test_notes_stand_at_the_end(tmp_path: Path) -> None:
+    append_records(tmp_path / "r.jsonl", [ppl("MDLM", 20.0)])
+    (tmp_path / "notes.md").write_text("Tried: *more*.\n", encoding="utf-8")
+    write_study(tmp_path, tmp_path / "R.md")
+    assert (
+        (tmp_path / "R.md").read_text(encoding="utf-8").endswith("\n## Notes\n\nTried: *more*.\n")
+    )
+
+
 def test_differences_of_recipes_are_said() -> None:
     other = config("UDLM", batch=128)
     page = page_of([ppl("MDLM", 20.0), ppl("UDLM", 21.0, config=other)])

@@ -58,7 +58,8 @@ The paper's findings at a size that one GPU trains in minutes, at training step 
 written by `xdlm report --results {results} --out {name}` from the records in [{results}]({results}),
 verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
 standard errors (se), and is *not separated by the noise* where it is less. Values are ± one standard error.
-Scale, data and judges differ from the paper's: compare orders and gaps, not values.
+A difference's error takes both values for independent, although all methods read the same rows. Scale, data
+and judges differ from the paper's: compare orders and gaps, not values.
 
 {summary(findings)}
 """

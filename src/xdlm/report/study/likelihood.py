@@ -31,11 +31,11 @@ def validation(study: Study) -> Section:
     ]
     columns = ["", "here", "against MDLM", "paper", "against MDLM"]
     records = study.of("ppl", data=study.validation)
-    text = f"Upper bounds on perplexity of {study.validation}, lower is better. " if found else ""
+    text = f"Upper bounds on perplexity of {study.validation}, lower is better." if found else ""
     return Section(
         "Validation perplexity", ("tab:app_owt_valppl",),
         [
-            f"{text}{ranked(found, theirs)}",
+            f"{text} {ranked(found, theirs)}".strip(),
             markdown_table(columns, rows),
             *missing(paper.METHODS, found, f"at step {study.step:,}"),
         ],

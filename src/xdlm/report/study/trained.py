@@ -42,7 +42,7 @@ def trained(study: Study) -> Section:
         *missing(ends, times, "device time of training"),
         *_unfinished(study),
     ]
-    return Section("What was trained", (), parts, records=list(ends.values()), command=ALL)
+    return Section("What was trained", (), parts, records=list(times.values()), command=ALL)
 
 
 def _ends(study: Study) -> dict[str, EvalRecord]:
@@ -80,7 +80,7 @@ def _row(record: EvalRecord | None, time: EvalRecord | None) -> list[str]:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds:,.0f} s ({seconds / 60:.1f} min)"
+    return f"{seconds:,.0f} s ({seconds / 60:.1f} min)" if seconds else "not recorded"
 
 
 def _alike(study: Study) -> str:
