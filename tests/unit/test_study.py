@@ -140,7 +140,11 @@ def whole() -> list[EvalRecord]:
                     method, paper.OWT_QUALITY.column(steps)[method] * share * lag, steps, step
                 )
         details = {"tokens": 2000 * 256 * 256, "parameters": 33e6}
-        found += [changes(method), of(method, "train_seconds", 180.0, details=details)]
+        found += [
+            changes(method),
+            changes(method, 8),
+            of(method, "train_seconds", 180.0, details=details),
+        ]
     return found
 
 
@@ -430,13 +434,16 @@ def test_counts_of_changes() -> None:
     assert counts.total("unmask") == pytest.approx((8 * 33, math.sqrt(8 * 33 / 64)))
     assert counts.per_step["remask"][0] == 3 and counts.per_step["remask"][32] == 0
     assert counts_of(changes("UDLM")).total("unmask") == (0, 0)
+    # 66 refined tokens a text, known to ± 3.0466: three times √(66/64), so all counts scatter like that.
+    wide = counts_of(replace(changes("XDLM k=0.1"), stderr=3 * math.sqrt(66 / 64)))
+    assert wide.total("unmask").stderr == pytest.approx(3 * math.sqrt(8 * 33 / 64))
 
 
 def test_commands_are_those_of_the_records() -> None:
     read = [ppl("MDLM", 20.0), ppl("UDLM", 20.0), ppl("MDLM", 20.0, "ptb:test")]
     assert read_again(read) == (
-        "xdlm eval dynamics runs/repro/{mdlm,udlm} --data prepared/enwiki2014-validation --draws 4 "
-        "--seed 0 --steps --records results.jsonl"
+        "xdlm eval dynamics runs/repro/{mdlm,udlm} --data prepared/enwiki2014-validation --max-rows 512 "
+        "--draws 4 --seed 0 --steps --records results.jsonl"
     )
     assert write_again(gen("MDLM", 9.0, 8)).splitlines()[1] == (
         "xdlm eval dynamics runs/repro/mdlm --steps 8 --n 64 --judge judge --seed 0 "

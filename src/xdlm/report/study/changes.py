@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from xdlm.report.study import paper
 from xdlm.report.study.collection import Study
 from xdlm.report.study.commands import MEASURE
 from xdlm.report.study.likelihood import MASKED, MIXED
-from xdlm.report.study.page import Section, missing
+from xdlm.report.study.page import Section, fold, missing
 from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive, unmeasured
 from xdlm.report.tables import markdown_table
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: The steps of the trajectory that the paper looks at.
 STEPS = 32
 KINDS = ("unmask", "refine", "remask")
+_TITLE = "*Changes per text over all steps and the final denoise (errors as of Poisson's counts, or wider where texts scatter more):*"
 _MEANING = dict(zip(KINDS, LOOKS.values(), strict=True))
 
 
@@ -37,21 +38,27 @@ class Counts:
 
     per_step: dict[str, list[float]]
     n: int
+    scatter: float = 1.0
+    """How much more texts differ than Poisson's counts would."""
 
     def total(self, kind: str, part: slice = slice(None)) -> Estimate:
-        """Over steps. Counts are taken to scatter as Poisson's do: a mean m of n texts by √(m/n)."""
+        """Over steps. The mean m of n counts of Poisson's has the error √(m/n)."""
         value = math.fsum(self.per_step[kind][part])
-        return Estimate(value, math.sqrt(value / self.n))
+        return Estimate(value, self.scatter * math.sqrt(value / self.n))
 
 
 def counts_of(record: EvalRecord) -> Counts:
-    """From details that are called unmask/0007 and so on; what is not there did not happen."""
+    """From details that are called unmask/0007 and so on; what is not there did not happen. Texts scatter as
+    their numbers of refined tokens do, whose error was measured, and no less than Poisson's."""
     size = 1 + max((int(key.split("/")[1]) for key in record.details if "/" in key), default=0)
     steps = {
         kind: [record.details.get(f"{kind}/{step:04d}", 0.0) for step in range(size)]
         for kind in KINDS
     }
-    return Counts(steps, record.n)
+    counts = Counts(steps, record.n)
+    plain = counts.total("refine").stderr
+    known = plain > 0 and record.stderr is not None
+    return replace(counts, scatter=max(1.0, (record.stderr or 0.0) / plain)) if known else counts
 
 
 def transitions(study: Study) -> Section:
@@ -60,7 +67,9 @@ def transitions(study: Study) -> Section:
     shown = STEPS if STEPS in numbers or not numbers else min(numbers, key=lambda n: abs(n - STEPS))
     found = {n: _by_method([r for r in records if r.steps == n], study) for n in numbers}
     own = found.get(shown, {})
-    parts = [_table(found)] if found else []
+    others = {n: counts for n, counts in found.items() if n != shown}
+    parts = [f"{_TITLE}\n\n{_table({shown: own})}"] if own else []
+    parts += [fold("The same in other numbers of steps", _table(others))] if others else []
     parts += missing(paper.METHODS, own, f"changes in {shown} steps, step {study.step:,}")
     return Section(
         "What sampling steps do", ("tab:case_lm1b_progress",), parts,
@@ -125,10 +134,7 @@ def _table(found: dict[int, dict[str, Counts]]) -> str:
         [method, f"{steps:,}", *(counts.total(kind).shown() for kind in KINDS)]
         for steps, own in found.items() for method, counts in own.items()
     ]  # fmt: skip
-    title = (
-        "*Changes per text over all steps and the final denoise (error as of Poisson's counts):*"
-    )
-    return f"{title}\n\n{markdown_table(['', 'steps', *heads], rows)}"
+    return markdown_table(["", "steps", *heads], rows)
 
 
 def _plot(found: dict[str, Counts], steps: int, file: Path) -> None:

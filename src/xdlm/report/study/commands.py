@@ -19,10 +19,11 @@ def read_again(records: Sequence[EvalRecord]) -> str:
     texts = sorted({str(r.data) for r in records} - {*ZERO_SHOT, ZERO_SHOT_MEAN})
     data = f" --data {' '.join(texts)}" if texts else ""
     zero_shot = " --zero-shot" if any(r.data == ZERO_SHOT_MEAN for r in records) else ""
+    most = max((r.n for r in records if r.data != ZERO_SHOT_MEAN), default=0)
     settings = sorted({(r.draws, r.seed) for r in records})
     return "\n".join(
-        f"xdlm eval dynamics {_runs(records)}{data}{zero_shot} --draws {draws} --seed {seed} --steps "
-        "--records results.jsonl"
+        f"xdlm eval dynamics {_runs(records)}{data}{zero_shot} --max-rows {most} --draws {draws} "
+        f"{_running(records, seed)} --steps --records results.jsonl"
         for draws, seed in settings
     )
 
@@ -35,8 +36,8 @@ def write_again(records: Sequence[EvalRecord]) -> str:
         own = [r for r in judged if (r.judge, r.n, r.seed) == (judge, n, seed)]
         steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
         lines.append(
-            f"xdlm eval dynamics {_runs(own)} --steps {steps} --n {n} --judge {judge} --seed {seed} "
-            "--records results.jsonl"
+            f"xdlm eval dynamics {_runs(own)} --steps {steps} --n {n} --judge {judge} "
+            f"{_running(own, seed)} --records results.jsonl"
         )
     return "\n".join(lines)
 
@@ -49,3 +50,8 @@ def _runs(records: Sequence[EvalRecord]) -> str:
         return " ".join(models)
     names = ",".join(PurePosixPath(model).name for model in models)
     return f"{parents.pop()}/{{{names}}}"
+
+
+def _running(records: Sequence[EvalRecord], seed: int) -> str:
+    (dtype,) = {r.dtype for r in records}
+    return f"--seed {seed}" + ("" if dtype == "float32" else f" --precision {dtype}")

@@ -109,7 +109,7 @@ def beside_real(title: str, real: Estimate | None, digits: int | None = None) ->
 def of_paper(table: PaperTable, *, folded: bool = False) -> str:
     """The paper's table, as it stands there."""
     grid = markdown_table(["", *table.columns], [[name, *row] for name, row in table.rows.items()])
-    title = f"The paper's `{table.label}`: {table.about}"
+    title = f"The paper's <code>{table.label}</code>: {table.about}"
     return fold(title, grid) if folded else f"*{title}:*\n\n{grid}"
 
 
