@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 #: The steps of the trajectory that the paper looks at.
 STEPS = 32
 KINDS = ("unmask", "refine", "remask")
-_TITLE = "*Changes per text over all steps and the final denoise (errors as of Poisson's counts, or wider where texts scatter more):*"
+_TITLE = (
+    "*Changes per text over all steps and the final denoise (errors as of Poisson's counts, or wider where "
+    "texts scatter more):*"
+)
 _MEANING = dict(zip(KINDS, LOOKS.values(), strict=True))
 
 
@@ -48,8 +51,8 @@ class Counts:
 
 
 def counts_of(record: EvalRecord) -> Counts:
-    """From details that are called unmask/0007 and so on; what is not there did not happen. Texts scatter as
-    their numbers of refined tokens do, whose error was measured, and no less than Poisson's."""
+    """From details that are called unmask/0007 and so on; what is not there did not happen. Texts scatter
+    as their numbers of refined tokens do, whose error was measured, and no less than Poisson's."""
     size = 1 + max((int(key.split("/")[1]) for key in record.details if "/" in key), default=0)
     steps = {
         kind: [record.details.get(f"{kind}/{step:04d}", 0.0) for step in range(size)]
