@@ -364,6 +364,16 @@ def test_seeds_of_training_stand_beside() -> None:
     assert "| MDLM | 23.32 ± 0.10 | +0.0 %" in page
 
 
+def test_an_autoregressive_model_stands_beside_and_takes_no_part() -> None:
+    own = {**config("MDLM"), "process": {"kind": "autoregressive"}}
+    exact = [ppl("MDLM", 15.0, model="runs/repro/judge", config=own, step=s) for s in (1000, 2000)]
+    time = of("MDLM", "train_seconds", 99.0, model="runs/repro/judge", config=own)
+    page = page_of([*whole(), *exact, time])
+    assert "15.00 ± 0.10 for the autoregressive judge, exact and no bound." in page
+    assert "| judge | AR | 8 × 384 | 2,000 |" in page and page.count("15.00 ± 0.10") == 1
+    assert verdicts(page) == verdicts(page_of(whole()))
+
+
 def test_notes_stand_at_the_end(tmp_path: Path) -> None:
     append_records(tmp_path / "r.jsonl", [ppl("MDLM", 20.0)])
     (tmp_path / "notes.md").write_text("Tried: *more*.\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from xdlm.config import AUTOREGRESSIVE
 from xdlm.data import ZERO_SHOT
 from xdlm.errors import UserError
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
@@ -49,6 +50,8 @@ class Study:
     """Of models that began with the weights of another."""
     resampled: list[EvalRecord]
     """Of models under a sampler of another process."""
+    reference: list[EvalRecord]
+    """Of an autoregressive model, whose perplexity is no bound but exact."""
     step: int
     """The training step that results are shown of."""
 
@@ -134,12 +137,18 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
     resampled = [r for r in own if _FOREIGN in (r.sampler or "")]
     native = [r for r in own if _FOREIGN not in (r.sampler or "")]
     adapted = [r for r in native if start_of(r) is not None]
-    scratch = [r for r in native if start_of(r) is None]
+    scratch = [r for r in native if start_of(r) is None and not _is_autoregressive(r)]
+    reference = [r for r in native if _is_autoregressive(r)]
     first = set(_first_models(scratch).values())
     trained = [r for r in scratch if r.model in first]
     _check(trained)
     repeats = [r for r in scratch if r.model not in first]
-    return Study(list(raw), trained, repeats, adapted, resampled, _common_step(trained))
+    step = _common_step(trained)
+    return Study(list(raw), trained, repeats, adapted, resampled, reference, step)
+
+
+def _is_autoregressive(record: EvalRecord) -> bool:
+    return record.config["process"].get("kind") == AUTOREGRESSIVE
 
 
 def start_of(record: EvalRecord) -> str | None:

@@ -52,7 +52,7 @@ def dynamics(study: Study) -> Section:
     records = [r for q in found for r in q.records]
     return Section(
         "Training dynamics", ("tab:lm1b_train_dynamic", "tab:owt_zsppl_vs_steps"),
-        [part for part in parts if part],
+        parts,
         [
             _finding("perplexity of text", paper.ZERO_SHOT_COURSE, read),
             _finding("perplexity of generated text (most steps)", paper.LM1B_COURSE, _most(wrote)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Study, grid
 from xdlm.report.study.commands import read_again
 from xdlm.report.study.page import Section, by_method, missing, of_paper, percent
-from xdlm.report.study.verdict import Estimate, Finding, agreement, below
+from xdlm.report.study.verdict import Estimate, Finding, agreement, below, estimate
 from xdlm.report.tables import markdown_table
 
 MASKED, MIXED, UNIFORM = "MDLM", "XDLM k=0.1", "UDLM"
@@ -35,7 +36,7 @@ def validation(study: Study) -> Section:
     return Section(
         "Validation perplexity", ("tab:app_owt_valppl",),
         [
-            f"{text} {ranked(found, theirs)}".strip(),
+            " ".join(filter(None, [text, ranked(found, theirs), _exact(study, study.validation)])),
             markdown_table(columns, rows),
             *missing(paper.METHODS, found, f"at step {study.step:,}"),
         ],
@@ -52,7 +53,8 @@ def zero_shot(study: Study) -> Section:
         "Mean zero-shot perplexity of seven sets", means, paper.ZERO_SHOT.column(ZERO_SHOT_MEAN)
     )
     there = [name for name in sets if any(name in row for row in cells.values())]
-    parts = [ranked(means, paper.ZERO_SHOT.column(ZERO_SHOT_MEAN))]
+    order = ranked(means, paper.ZERO_SHOT.column(ZERO_SHOT_MEAN))
+    parts = [f"{order} {_exact(study, ZERO_SHOT_MEAN)}".strip()]
     if cells:
         parts.append(by_method("here", there, cells))
     parts.append(of_paper(paper.ZERO_SHOT))
@@ -62,6 +64,16 @@ def zero_shot(study: Study) -> Section:
         "Zero-shot perplexity", ("tab:app_owt_zsppl",), parts, [finding], records=records,
         command=read_again(study.sources(records)),
     )  # fmt: skip
+
+
+def _exact(study: Study, data: str | None) -> str:
+    """What an autoregressive model makes of the same text."""
+    own = [r for r in study.reference if r.metric == "ppl" and r.data == data]
+    if not own:
+        return ""
+    last = max(own, key=lambda r: r.step)
+    name = PurePosixPath(last.model).name
+    return f"For comparison, {estimate(last).shown()} for the autoregressive {name}, exact and no bound."
 
 
 def _ordering(what: str, found: Mapping[str, Estimate], theirs: Mapping[str, float]) -> Finding:

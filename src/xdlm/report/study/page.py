@@ -22,7 +22,7 @@ class Section:
     labels: tuple[str, ...] = ()
     """What it stands beside in the paper."""
     parts: Sequence[str] = ()
-    """Paragraphs and tables."""
+    """Paragraphs and tables; empty ones are left out."""
     findings: Sequence[Finding] = ()
     figures: Mapping[str, Plot] = field(default_factory=dict)
     records: Sequence[EvalRecord] = ()
@@ -36,7 +36,7 @@ class Section:
         if self.findings:
             blocks.append("\n".join(f"- {finding.sentence}" for finding in self.findings))
         blocks += [f"![{name}]({figures}/{name}.png)" for name in self.figures]
-        blocks += self.parts
+        blocks += filter(None, self.parts)
         if sources:
             blocks.append(f"<sub>{provenance(sources)}</sub>")
         if self.command:

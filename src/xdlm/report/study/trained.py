@@ -47,7 +47,10 @@ def trained(study: Study) -> Section:
 
 def _ends(study: Study) -> dict[str, EvalRecord]:
     """A record of each model at its last step, methods first."""
-    return {r.model: r for r in _last([*study.trained, *study.repeats, *study.adapted])}
+    return {
+        r.model: r
+        for r in _last([*study.trained, *study.repeats, *study.adapted, *study.reference])
+    }
 
 
 def _last(records: Sequence[EvalRecord]) -> list[EvalRecord]:

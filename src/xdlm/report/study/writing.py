@@ -51,7 +51,7 @@ def generation(study: Study) -> Section:
     figures = {"generation": lambda file: _plot(study, judged, entropy, file)} if judged else {}
     return Section(
         "Generated text", ("tab:owt_performance", "tab:lm1b_performance"),
-        [part for part in parts if part],
+        parts,
         [_few(judged, entropy, study), _many(judged, entropy, study, most)], figures, records,
         write_again(study.sources(records)),
     )  # fmt: skip
