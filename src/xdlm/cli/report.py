@@ -14,6 +14,7 @@ from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.files import check_writable, write_atomic
 from xdlm.report.dynamics import courses, crossover_table, dynamics_table, plot_dynamics
 from xdlm.report.figures import plot_generation
+from xdlm.report.study import write_study
 from xdlm.report.sweep import plot_sweep, sweep
 from xdlm.report.tables import generation_table, perplexity_table, unshown
 from xdlm.report.trade_off import plot_trade_off, trade_off
@@ -24,10 +25,15 @@ there are results of several checkpoints of a model (the other tables show each 
 mixing ratio, where there are three ratios or more. Results that do not compare (other data, judge,
 precision or settings) are refused, and the difference is named; what is not shown is said.
 
+With --results instead, one page about a whole study of the paper's methods: each of the paper's findings
+beside the paper's own figures, with a verdict that is computed from the records. Its figures go into
+the folder of the records, and the same records give the same bytes.
+
 examples:
   xdlm report --records results.jsonl --out report/
   xdlm report --records mdlm.jsonl xdlm.jsonl --out report/ --trade-off zero-shot --steps 32
   xdlm report --records dynamics.jsonl --out report/
+  xdlm report --results results/repro --out RESULTS.md
 """
 
 Plot = Callable[[Path], None]
@@ -35,10 +41,13 @@ Plot = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Options:
-    records: tuple[str, ...]
-    """Files of records."""
     out: str
-    """Folder to write to."""
+    """Folder to write to; with --results, the page to write (RESULTS.md)."""
+    records: tuple[str, ...] = ()
+    """Files of records."""
+    results: str | None = None
+    """A folder of records (*.jsonl) of a study, to write a page about; figures go to its folder
+    figures."""
     trade_off: str | None = None
     """Draw likelihood of this text against quality of generated text; zero-shot is the mean of seven."""
     steps: int = 32
@@ -47,6 +56,9 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm report", description=_DESCRIPTION)
+    if options.results is not None:
+        _study(options, options.results)
+        return
     records = [record for file in options.records for record in read_records(Path(file))]
     if not records:
         raise UserError("there are no records; give files that `xdlm eval --records` wrote")
@@ -81,6 +93,17 @@ def run(arguments: list[str]) -> None:
     for remark in remarks:
         console().print(remark, markup=False, soft_wrap=True)
     console().print(f"-> {out / 'report.md'}", markup=False)
+
+
+def _study(options: Options, results: str) -> None:
+    if options.records or options.trade_off is not None:
+        raise UserError(
+            "--results reads all records of a folder; leave out --records and --trade-off"
+        )
+    if Path(options.out).is_dir():
+        raise UserError(f"{options.out} is a folder; --results writes a page, as --out RESULTS.md")
+    write_study(Path(results), Path(options.out))
+    console().print(f"-> {options.out}", markup=False)
 
 
 def _figures(records: list[EvalRecord], options: Options, remarks: list[str]) -> dict[str, Plot]:

@@ -19,6 +19,7 @@ from xdlm.report.figures import (
     Point,
     draw_lines,
     draw_real,
+    folded,
     legend,
     lines_of,
     make_logarithmic,
@@ -158,7 +159,7 @@ def crossover_table(found: Sequence[Course]) -> TextTable | None:
     return TextTable("Who leads when", columns, rows, []) if rows else None
 
 
-def plot_dynamics(found: Sequence[Course], file: Path) -> None:
+def plot_dynamics(found: Sequence[Course], file: Path, *, small: bool = False) -> None:
     """A panel per quantity. The ground is shaded in the colour of the model that leads, and hatched
     where its lead may be chance."""
     colours = series_colours(name for course in found for name in course.lines)
@@ -166,7 +167,7 @@ def plot_dynamics(found: Sequence[Course], file: Path) -> None:
     def panel(course: Course) -> Callable[[Axes], None]:
         return lambda axes: _draw(axes, course, colours)
 
-    save_panels(file, [panel(course) for course in found])
+    save_panels(file, [panel(course) for course in found], small=small)
 
 
 def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:
@@ -185,5 +186,5 @@ def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     ground = " (ground: who leads; hatched: by less than 2 standard errors)" if ahead else ""
     axes.set_xlabel("training step" + ground)
-    axes.set_ylabel(course.quantity)
+    axes.set_ylabel(folded(course.quantity))
     legend(axes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xdlm.errors import UserError
@@ -85,6 +86,11 @@ def make_logarithmic(axes: Axes, which: Literal["x", "y"]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
+def folded(name: str) -> str:
+    """In lines that fit beside an axis."""
+    return fill(name, 36, break_on_hyphens=False, break_long_words=False)
+
+
 def draw_real(axes: Axes, level: float | None) -> None:
     if level is not None:
         axes.axhline(level, color=_REAL, linestyle=":", linewidth=1.2, label="real text")
@@ -103,13 +109,13 @@ def plot_generation(records: Sequence[EvalRecord], file: Path) -> None:
         own = [r for r in found if r.metric == metric]
         lines = lines_of(own, label, lambda r: float(r.steps or 0))
         level = real[metric].value if metric in real else None
-        return lambda axes: _draw_by_steps(axes, lines, colours, names[metric], level)
+        return lambda axes: draw_by_steps(axes, lines, colours, names[metric], level)
 
     present = {r.metric for r in found}
     save_panels(file, [panel(metric) for metric in names if metric in present])
 
 
-def _draw_by_steps(
+def draw_by_steps(
     axes: Axes, lines: Lines, colours: dict[str, str], name: str, level: float | None
 ) -> None:
     draw_lines(axes, lines, colours)
@@ -121,5 +127,5 @@ def _draw_by_steps(
     if name.startswith("perplexity"):
         make_logarithmic(axes, "y")
     axes.set_xlabel("sampling steps")
-    axes.set_ylabel(name)
+    axes.set_ylabel(folded(name))
     legend(axes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Records = Sequence[dict[str, Any]]
 
-_DPI = 130
+_DPI, _SMALL_DPI = 130, 96
 _PANEL_INCHES = (6.4, 4.0)
 _COLUMNS = 3
 _INK, _FAINT = "#333333", "#D9D9D9"
@@ -77,9 +77,15 @@ def plot_scan(points: Sequence[tuple[int, Speed]], file: Path, *, title: str, ax
 
 
 def save_panels(
-    file: Path, panels: Sequence[Callable[[Axes], None]], columns: int = _COLUMNS
+    file: Path,
+    panels: Sequence[Callable[[Axes], None]],
+    columns: int = _COLUMNS,
+    *,
+    small: bool = False,
 ) -> None:
     """Draw panels, so many in a row, and write them at once: as SVG if the file's name says so, or PNG.
+    The same picture has the same bytes: they hold neither dates nor versions. A `small` one has fewer
+    pixels and colours, to be kept beside code.
 
     A `Figure` of its own instead of pyplot: no display, no global state, nothing to close.
     """
@@ -99,11 +105,24 @@ def save_panels(
         draw(figure.add_subplot(lines, columns, place))
     image = BytesIO()
     if file.suffix == ".svg":
-        with rc_context({"svg.hashsalt": "xdlm"}):  # the same picture, the same bytes
+        with rc_context({"svg.hashsalt": "xdlm"}):
             figure.savefig(image, format="svg", metadata={"Date": None})
     else:
-        figure.savefig(image, format="png", dpi=_DPI)
+        dpi = _SMALL_DPI if small else _DPI
+        figure.savefig(image, format="png", dpi=dpi, metadata={"Software": None})
+        image = _few_colours(image) if small else image
     write_atomic(file, image.getvalue())
+
+
+def _few_colours(image: BytesIO) -> BytesIO:
+    """A picture of at most 64 colours: lines and letters on white need no more."""
+    from PIL import Image
+
+    small = BytesIO()
+    with Image.open(image) as picture:
+        few = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        few.save(small, format="png", optimize=True)
+    return small
 
 
 def _draw_transitions(axes: Axes, trajectory: Trajectory) -> None:

@@ -39,8 +39,7 @@ class TextTable:
     records: list[EvalRecord]
 
     def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        body = markdown_table(self.columns, self.rows)
         note = f"\n{_NO_ERROR}\n" if any("± ?" in cell for row in self.rows for cell in row) else ""
         return f"## {self.title}\n\n{body}\n{note}"
 
@@ -48,6 +47,11 @@ class TextTable:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def perplexity_table(records: Sequence[EvalRecord]) -> TextTable | None:

@@ -113,7 +113,7 @@ def draw_trade_off(axes: Axes, found: TradeOff) -> None:
         meaning = "beaten in both by another model"
         axes.plot(*zip(*beaten, strict=True), "o", color=_BEATEN, label=meaning)
     axes.set_ylabel(
-        f"perplexity of generated text ({found.judge}),\n{found.steps} steps (lower: writes better)"
+        f"perplexity of generated text\n({found.judge}),\n{found.steps} steps (lower: writes better)"
     )
     _draw_spots(axes, found.spots, found.text, logarithmic=True)
 

@@ -1,0 +1,72 @@
+"""A study of all methods as one page: every table of the paper that was measured again, beside the paper's.
+
+`write_study` reads a folder of records and writes the page and its figures, the same bytes for the same
+records. Verdicts are computed: a difference against its standard error.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from xdlm.files import check_writable, write_atomic
+from xdlm.report.study.adapted import adaptation
+from xdlm.report.study.balance import balance
+from xdlm.report.study.changes import transitions
+from xdlm.report.study.collection import Study, read_study
+from xdlm.report.study.course import dynamics
+from xdlm.report.study.judges import judges
+from xdlm.report.study.likelihood import validation, zero_shot
+from xdlm.report.study.page import Plot, summary
+from xdlm.report.study.trained import trained
+from xdlm.report.study.verdict import SURE
+from xdlm.report.study.writing import generation
+
+SECTIONS = (
+    trained, validation, zero_shot, generation, judges, balance, dynamics, transitions, adaptation,
+)  # fmt: skip
+
+
+def write_study(results: Path, page: Path) -> None:
+    """`page` from the records of a folder; figures go into its folder `figures`."""
+    notes = results / "notes.md"
+    text, plots = compose(
+        read_study(results), _relative(results, page), page.name,
+        notes.read_text(encoding="utf-8") if notes.is_file() else "",
+    )  # fmt: skip
+    figures = results / "figures"
+    check_writable(figures)
+    check_writable(page.absolute().parent)
+    for name, plot in plots.items():
+        plot(figures / f"{name}.png")
+    write_atomic(page, text)
+
+
+def _relative(results: Path, page: Path) -> str:
+    """The folder as the page sees it, so that both may lie anywhere together."""
+    return Path(os.path.relpath(results.resolve(), page.resolve().parent)).as_posix()
+
+
+def compose(study: Study, results: str, name: str, notes: str = "") -> tuple[str, dict[str, Plot]]:
+    """The page called `name`, and its figures by name. `notes` is text of people, such as what was tried
+    where a finding does not hold; it stands at the end, as it is."""
+    sections = [section(study) for section in SECTIONS]
+    findings = [finding for section in sections for finding in section.findings]
+    head = f"""# Results
+
+The paper's findings at a size that one GPU trains in minutes, at training step {study.step:,}. This page is
+written by `xdlm report --results {results} --out {name}` from the records in [{results}]({results}),
+verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
+standard errors (se), and is *not separated by the noise* where it is less. Values are ± one standard error.
+A difference's error takes both values for independent, although all methods read the same rows. Scale, data
+and judges differ from the paper's: compare orders and gaps, not values.
+
+{summary(findings)}
+"""
+    pages = [s.markdown(f"{results}/figures", study.sources(s.records)) for s in sections]
+    pages += [f"## Notes\n\n{notes.strip()}\n"] if notes.strip() else []
+    plots = {name: plot for section in sections for name, plot in section.figures.items()}
+    return "\n".join([head, *pages]), plots
+
+
+__all__ = ["Study", "compose", "read_study", "write_study"]

@@ -1,0 +1,256 @@
+"""The records of a study: which models stand for which method, and what was measured of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from xdlm.config import AUTOREGRESSIVE
+from xdlm.data import ZERO_SHOT
+from xdlm.errors import UserError
+from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
+from xdlm.evaluation.records import EvalRecord, measurement, read_records
+from xdlm.report.comparison import (
+    ALWAYS,
+    GENERATED,
+    check_alike,
+    check_generation,
+    check_perplexity,
+    method_of,
+    real_text,
+)
+from xdlm.report.study.paper import METHODS
+from xdlm.report.study.verdict import Estimate, estimate
+
+K = TypeVar("K", bound=Hashable)
+#: Method -> place in a table -> what was found.
+Grid = dict[str, dict[K, Estimate]]
+
+_TRANSITIONS = "transitions"
+#: In the name of a sampler that is not the model's own.
+_FOREIGN = " as "
+
+
+@dataclass(frozen=True)
+class Study:
+    """`trained` are records of the methods, one model each, trained from nothing and sampled as trained.
+    Those of several evaluation seeds are averaged."""
+
+    records: list[EvalRecord]
+    """All of them, each once."""
+    trained: list[EvalRecord]
+    repeats: list[EvalRecord]
+    """The same of further training seeds."""
+    adapted: list[EvalRecord]
+    """Of models that began with the weights of another."""
+    resampled: list[EvalRecord]
+    """Of models under a sampler of another process."""
+    reference: list[EvalRecord]
+    """Of an autoregressive model, whose perplexity is no bound but exact."""
+    step: int
+    """The training step that results are shown of."""
+
+    @property
+    def methods(self) -> list[str]:
+        return _ordered({method_of(record) for record in self.trained})
+
+    @property
+    def last(self) -> list[EvalRecord]:
+        return [record for record in self.trained if record.step == self.step]
+
+    @cached_property
+    def judges(self) -> list[str]:
+        found = [*self.trained, *self.adapted]
+        return sorted({r.judge for r in found if r.metric == "gen_ppl" and r.judge is not None})
+
+    @cached_property
+    def validation(self) -> str | None:
+        """The text of most perplexities that is none of the zero-shot sets."""
+        known = {*ZERO_SHOT, ZERO_SHOT_MEAN}
+        texts = [r.data for r in self.trained if r.metric == "ppl" and r.data not in known]
+        return max(sorted(filter(None, set(texts))), key=texts.count, default=None)
+
+    def of(self, metric: str, **where: Any) -> list[EvalRecord]:
+        """What was found of the methods, at the last step unless told otherwise (None: at any)."""
+        step = where.pop("step", self.step)
+        return [
+            record for record in self.trained
+            if record.metric == metric and step in (None, record.step)
+            and all(getattr(record, name) == value for name, value in where.items())
+        ]  # fmt: skip
+
+    @cached_property
+    def _groups(self) -> dict[str, list[EvalRecord]]:
+        return grouped(self.records)
+
+    def sources(self, records: Iterable[EvalRecord]) -> list[EvalRecord]:
+        """What records that may be averages were made of."""
+        return [one for record in records for one in self._groups[_unseeded(record)]]
+
+    def perplexities(self, data: str | None) -> dict[str, Estimate]:
+        return {method_of(r): estimate(r) for r in self.of("ppl", data=data)}
+
+    def written(self, judge: str | None, **where: Any) -> Grid[int]:
+        """The judge's perplexity by number of sampling steps; entropy for no judge."""
+        metric = "entropy" if judge is None else "gen_ppl"
+        return grid(self.of(metric, judge=judge, **where), lambda r: r.steps or 0)
+
+    def real(self, judge: str | None) -> Estimate | None:
+        """The same of real text."""
+        beside = [r for r in self.last if r.metric in GENERATED and r.judge in (None, judge)]
+        read = [
+            r for r in self.records if r.metric.startswith("real_") and r.judge in (None, judge)
+        ]
+        most = max((r.n for r in read), default=0)
+        found = real_text([*beside, *(r for r in read if r.n == most)])
+        record = found.get("entropy" if judge is None else "gen_ppl")
+        return None if record is None else estimate(record)
+
+
+def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Grid[K]:
+    found: Grid[K] = {}
+    for record in records:
+        found.setdefault(method_of(record), {})[place(record)] = estimate(record)
+    return {method: found[method] for method in _ordered(found)}
+
+
+def read_study(folder: Path) -> Study:
+    """All records of a folder; refuses what does not compare."""
+    files = sorted(folder.glob("*.jsonl"))
+    raw = once([record for file in files for record in read_records(file)])
+    if not raw:
+        raise UserError(f"{folder} holds no records; give a folder of files that `xdlm eval` wrote")
+    return collect(raw)
+
+
+def collect(raw: Sequence[EvalRecord]) -> Study:
+    own = [
+        r for r in raw if r.metric in ("ppl", _TRANSITIONS, *GENERATED) and "process" in r.config
+    ]
+    order = {method: place for place, method in enumerate(_ordered(map(method_of, own)))}
+    own = sorted(averaged(own), key=lambda record: order[method_of(record)])
+    resampled = [r for r in own if _FOREIGN in (r.sampler or "")]
+    native = [r for r in own if _FOREIGN not in (r.sampler or "")]
+    adapted = [r for r in native if start_of(r) is not None]
+    scratch = [r for r in native if start_of(r) is None and not _is_autoregressive(r)]
+    reference = [r for r in native if _is_autoregressive(r)]
+    first = set(_first_models(scratch).values())
+    trained = [r for r in scratch if r.model in first]
+    _check(trained)
+    repeats = [r for r in scratch if r.model not in first]
+    step = _common_step(trained)
+    return Study(list(raw), trained, repeats, adapted, resampled, reference, step)
+
+
+def _is_autoregressive(record: EvalRecord) -> bool:
+    return record.config["process"].get("kind") == AUTOREGRESSIVE
+
+
+def start_of(record: EvalRecord) -> str | None:
+    """Where a model's first weights came from, if not from chance."""
+    return record.config.get("train", {}).get("start") or None
+
+
+def seed_of(record: EvalRecord) -> int:
+    seed = record.config.get("train", {}).get("seed", 0)
+    assert isinstance(seed, int)
+    return seed
+
+
+def once(records: Iterable[EvalRecord]) -> list[EvalRecord]:
+    """Without what stands there twice."""
+    found: dict[str, EvalRecord] = {}
+    for record in records:
+        held = found.setdefault(measurement(record), record)
+        if (held.value, held.stderr) != (record.value, record.stderr):
+            raise UserError(
+                f"two different results for {record.model} at step {record.step}, {record.metric}, "
+                f"{record.data or f'{record.steps} steps'}, seed {record.seed}; give one record of each"
+            )
+    return list(found.values())
+
+
+def averaged(records: Iterable[EvalRecord]) -> list[EvalRecord]:
+    """Over evaluation seeds. Other seeds make other texts, whose errors are independent; of a text that is
+    read they only draw other noise, so that its error stays."""
+    return [own[0] if len(own) == 1 else _mean(own) for own in grouped(records).values()]
+
+
+def grouped(records: Iterable[EvalRecord]) -> dict[str, list[EvalRecord]]:
+    """Those that differ in the evaluation seed alone."""
+    groups: dict[str, list[EvalRecord]] = {}
+    for record in records:
+        groups.setdefault(_unseeded(record), []).append(record)
+    return groups
+
+
+def _unseeded(record: EvalRecord) -> str:
+    return measurement(dataclasses.replace(record, seed=0))
+
+
+def _mean(records: Sequence[EvalRecord]) -> EvalRecord:
+    own, n = [estimate(r) for r in records], len(records)
+    errors = [e.stderr for e in own]
+    error = math.hypot(*errors) if records[0].data is None else sum(errors)
+    names = dict.fromkeys(name for r in records for name in r.details)
+    value = sum(e.value for e in own) / n
+    return dataclasses.replace(
+        records[0], value=value if math.isfinite(value) else None, stderr=error / n,
+        details={name: sum(r.details.get(name, 0.0) for r in records) / n for name in names},
+    )  # fmt: skip
+
+
+def _ordered(methods: Iterable[str]) -> list[str]:
+    """In the paper's order; others behind."""
+    there = set(methods)
+    return [*(m for m in METHODS if m in there), *sorted(there - set(METHODS))]
+
+
+def _first_models(records: Sequence[EvalRecord]) -> dict[str, str]:
+    """For each method the model of its lowest training seed."""
+    seeds: dict[str, dict[int, str]] = {}
+    for record in records:
+        models = seeds.setdefault(method_of(record), {})
+        other = models.setdefault(seed_of(record), record.model)
+        if other != record.model:
+            raise UserError(
+                f"there are two models of {method_of(record)} and one seed, {other} and "
+                f"{record.model}; keep the records of one"
+            )
+    return {method: models[min(models)] for method, models in seeds.items()}
+
+
+def _common_step(records: Sequence[EvalRecord]) -> int:
+    """Where most models ended; of those, the last."""
+    ends: dict[str, int] = {}
+    for record in records:
+        ends[record.model] = max(record.step, ends.get(record.model, 0))
+    reached = list(ends.values())
+    return max(reached, key=lambda step: (reached.count(step), step), default=0)
+
+
+def _check(records: Sequence[EvalRecord]) -> None:
+    """What stands in one column must compare; over training the texts and judges must stay the same."""
+    for kind in (True, False):
+        check_alike([r for r in records if (r.metric == "ppl") == kind], ALWAYS, "study")
+    columns: dict[tuple[Any, ...], list[EvalRecord]] = {}
+    judges: dict[str, list[EvalRecord]] = {}
+    texts: dict[str, list[EvalRecord]] = {}
+    for record in records:
+        place = (record.metric, record.step, record.steps, record.judge, record.data)
+        columns.setdefault(place, []).append(record)
+        if record.judge is not None:
+            judges.setdefault(record.judge, []).append(record)
+        if record.metric == "ppl":
+            texts.setdefault(str(record.data), []).append(record)
+    for column in columns.values():
+        (check_perplexity if column[0].metric == "ppl" else check_generation)(column)
+    for name, own in judges.items():
+        check_alike(own, ("judge_sha256",), f"judge {name}")
+    for name, own in texts.items():
+        check_alike(own, ("data_sha256",), f"perplexity of {name}")

@@ -1,0 +1,128 @@
+"""What was trained, on what, and how long it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from xdlm.evaluation.records import EvalRecord
+from xdlm.report.comparison import method_of
+from xdlm.report.study import paper
+from xdlm.report.study.collection import Study, seed_of
+from xdlm.report.study.commands import ALL
+from xdlm.report.study.page import Section, missing
+from xdlm.report.study.verdict import estimate
+from xdlm.report.tables import markdown_table
+
+_COLUMNS = ["run", "noise", "model", "steps", "batch", "tokens", "device", "device seconds"]
+#: What runs may differ in without being trained otherwise: where they lie, and how they were watched.
+_ASIDE = {
+    "process", "train.out", "train.minutes", "train.device", "train.log_every", "train.eval_every",
+    "train.eval_rows", "train.save_every", "train.keep", "train.keep_every", "train.tensorboard",
+    "train.wandb", "train.micro_batch", "train.start",
+}  # fmt: skip
+
+
+def trained(study: Study) -> Section:
+    ends = _ends(study)
+    times = {r.model: r for r in _last([r for r in study.records if r.metric == "train_seconds"])}
+    rows = [_row(ends.get(model), times.get(model)) for model in dict.fromkeys([*ends, *times])]
+    training = math.fsum(r.value or 0.0 for r in times.values())
+    measuring = math.fsum(r.details.get("seconds", 0.0) for r in study.records)
+    parts = [
+        markdown_table(_COLUMNS, rows),
+        f"Device time in all: {_minutes(training + measuring)}, of which training {_minutes(training)} "
+        f"and measuring {_minutes(measuring)}.",
+        _alike(study),
+        "Errors (±) are standard errors over rows and draws, or over texts: they do not tell how much "
+        "another training run would differ." + _seeds(study),
+        *missing(paper.METHODS, study.methods, "methods"),
+        *missing(ends, times, "device time of training"),
+        *_unfinished(study),
+    ]
+    return Section("What was trained", (), parts, records=list(times.values()), command=ALL)
+
+
+def _ends(study: Study) -> dict[str, EvalRecord]:
+    """A record of each model at its last step, methods first."""
+    return {
+        r.model: r
+        for r in _last([*study.trained, *study.repeats, *study.adapted, *study.reference])
+    }
+
+
+def _last(records: Sequence[EvalRecord]) -> list[EvalRecord]:
+    found: dict[str, EvalRecord] = {}
+    for record in records:
+        held = found.setdefault(record.model, record)
+        if record.step > held.step:
+            found[record.model] = record
+    return list(found.values())
+
+
+def _row(record: EvalRecord | None, time: EvalRecord | None) -> list[str]:
+    one = time or record
+    assert one is not None
+    config, details = one.config, time.details if time else {}
+    train, data, model = (config.get(part) or {} for part in ("train", "data", "model"))
+    batch, length = train.get("batch"), data.get("length")
+    tokens = details.get("tokens", one.step * batch * length if batch and length else None)
+    size = f", {details['parameters'] / 1e6:.1f} M" if "parameters" in details else ""
+    return [
+        PurePosixPath(one.model).name,
+        method_of(one) if "process" in config else "none",
+        f"{model['depth']} × {model['width']}{size}" if "depth" in model else size.strip(", "),
+        f"{one.step:,}",
+        f"{batch:,} × {length:,}" if batch and length else "",
+        "" if tokens is None else f"{tokens / 1e6:,.1f} M",
+        one.device,
+        "?" if time is None or time.value is None else f"{time.value:,.0f}",
+    ]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:,.0f} s ({seconds / 60:.1f} min)" if seconds else "not recorded"
+
+
+def _alike(study: Study) -> str:
+    """Whether the methods were trained alike, by their configurations."""
+    configs = [_flat(r.config) for r in {r.model: r for r in study.trained}.values()]
+    names = sorted({name for config in configs for name in config})
+    other = [
+        name for name in names if not any(name == a or name.startswith(f"{a}.") for a in _ASIDE)
+        and len({str(config.get(name)) for config in configs}) > 1
+    ]  # fmt: skip
+    if other:
+        return f"The methods' configurations differ in more than the noise: {', '.join(other)}."
+    return "By their configurations the methods were trained alike but for the noise."
+
+
+def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= (
+            _flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+        )
+    return found
+
+
+def _seeds(study: Study) -> str:
+    """What further training seeds say of that."""
+    own = [r for r in study.repeats if r.metric == "ppl" and r.data == study.validation]
+    firsts = study.perplexities(study.validation)
+    told = [
+        f"{method_of(r)}, seed {seed_of(r)}: {estimate(r).shown()} against "
+        f"{firsts[method_of(r)].shown()}"
+        for r in own if r.step == study.step and method_of(r) in firsts
+    ]  # fmt: skip
+    return f" Validation perplexity of other training seeds: {'; '.join(told)}." if told else ""
+
+
+def _unfinished(study: Study) -> list[str]:
+    """Methods whose training ended elsewhere, and is not shown for that."""
+    ends = {r.model: r for r in _last(study.trained)}
+    short = [f"{method_of(r)} ({r.step:,})" for r in ends.values() if r.step != study.step]
+    note = f"Results are of step {study.step:,}; these ended at another and stand under training alone: "
+    return [f"{note}{', '.join(short)}."] if short else []

@@ -1,0 +1,127 @@
+"""Whether a finding holds, from numbers and their errors alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from xdlm.evaluation.records import EvalRecord
+from xdlm.report.tables import known_error, with_error
+
+#: A difference of so many of its standard errors is taken for real.
+SURE = 2.0
+
+
+class Estimate(NamedTuple):
+    """A value and its standard error, not a number where that is unknown."""
+
+    value: float
+    stderr: float
+
+    def shown(self, digits: int | None = None) -> str:
+        """With two digits behind the point, or one for what is large and not that sure, or as asked."""
+        if digits is None:
+            digits = 1 if self.value >= 100 and not self.stderr < 0.1 else 2
+        return with_error(self.value if math.isfinite(self.value) else None, self.stderr, digits)
+
+    def plain(self) -> str:
+        """Without its error."""
+        return self.shown().split(" ")[0]
+
+
+def estimate(record: EvalRecord) -> Estimate:
+    return Estimate(math.inf if record.value is None else record.value, known_error(record))
+
+
+class Outcome(StrEnum):
+    HOLDS = "holds"
+    NOISE = "not separated by the noise"
+    FAILS = "does not hold"
+    UNKNOWN = "not measured"
+
+
+#: What a finding of several parts comes to: the first of these that any of its parts came to.
+_GRAVEST = (Outcome.FAILS, Outcome.UNKNOWN, Outcome.NOISE, Outcome.HOLDS)
+
+
+@dataclass(frozen=True)
+class Test:
+    """One comparison, and what it says in words; `brief` in as few as will do."""
+
+    outcome: Outcome
+    words: str
+    brief: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the paper finds, and how that fares here."""
+
+    claim: str
+    paper: str
+    """The paper's figures for it."""
+    tests: list[Test]
+    remark: str = ""
+    """What belongs to it, whatever the outcome."""
+
+    @property
+    def outcome(self) -> Outcome:
+        found = {test.outcome for test in self.tests} or {Outcome.UNKNOWN}
+        return next(outcome for outcome in _GRAVEST if outcome in found)
+
+    @property
+    def here(self) -> str:
+        return "; ".join(test.words for test in self.tests)
+
+    @property
+    def sentence(self) -> str:
+        more = f" {self.remark}" if self.remark else ""
+        here = f" ({self.here})" if self.tests else ""
+        return f"{self.claim}: **{self.outcome}**{here}.{more}"
+
+
+def unmeasured(*names: str) -> Test:
+    words = f"{' and '.join(names)} not measured"
+    return Test(Outcome.UNKNOWN, words, words)
+
+
+def positive(difference: Estimate, words: str, brief: str) -> Test:
+    """Whether a difference lies above 0 by more than chance: its value over its standard error."""
+    if not math.isfinite(difference.value) or math.isnan(difference.stderr):
+        unknown = "no error is known"
+        return Test(Outcome.UNKNOWN, f"{words}, {unknown}", f"{brief} ({unknown})")
+    outcome = Outcome.HOLDS if difference.value > 0 else Outcome.FAILS
+    if abs(difference.value) <= SURE * difference.stderr:
+        outcome = Outcome.NOISE
+    if not difference.stderr:
+        return Test(outcome, f"{words}, without error", brief)
+    errors = abs(difference.value) / difference.stderr
+    return Test(outcome, f"{words}, {errors:.1f} standard errors", f"{brief} ({errors:.1f} se)")
+
+
+def below(
+    one: str, low: Estimate | None, other: str, high: Estimate | None, digits: int | None = None
+) -> Test:
+    """Whether `one` is lower than the `other`."""
+    if low is None or high is None:
+        return unmeasured(*(name for name, e in ((one, low), (other, high)) if e is None))
+    difference = Estimate(high.value - low.value, math.hypot(low.stderr, high.stderr))
+    sign = "<" if difference.value > 0 else ">" if difference.value < 0 else "="
+    words = f"{one} {low.shown(digits)} {sign} {other} {high.shown(digits)}"
+    return positive(difference, words, f"{low.plain()} {sign} {high.plain()}")
+
+
+def under(judge: str, test: Test) -> Test:
+    """The same, said to be what one judge finds."""
+    return Test(test.outcome, f"{judge}: {test.words}", f"{judge}: {test.brief}")
+
+
+def agreement(one: Sequence[float], other: Sequence[float]) -> float:
+    """Kendall's tau: pairs in the same order less pairs in the opposite one, as a share of all pairs."""
+    pairs = [(i, j) for i in range(len(one)) for j in range(i)]
+    signs = [(one[i] - one[j]) * (other[i] - other[j]) for i, j in pairs]
+    score = sum((sign > 0) - (sign < 0) for sign in signs)
+    return score / len(pairs) if pairs else math.nan

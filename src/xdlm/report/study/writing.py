@@ -1,0 +1,181 @@
+"""How well the methods write, by number of sampling steps and judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xdlm.report.colours import series_colours
+from xdlm.report.figures import Lines, Point, draw_by_steps
+from xdlm.report.plots import save_panels
+from xdlm.report.study import paper
+from xdlm.report.study.collection import Grid, Study
+from xdlm.report.study.commands import write_again
+from xdlm.report.study.likelihood import MASKED, MIXED, ranked
+from xdlm.report.study.page import Section, beside_real, by_method, missing, of_paper
+from xdlm.report.study.verdict import Estimate, Finding, Test, below, under
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FEWEST = 8
+_STEPS = tuple(int(n) for n in paper.OWT_QUALITY.columns)
+
+
+def generation(study: Study) -> Section:
+    judged = {judge: study.written(judge) for judge in study.judges}
+    entropy = study.written(None)
+    most = max((n for cells in judged.values() for n in shared(cells)), default=_STEPS[-1])
+    parts = [_crossings(judged)]
+    for judge, cells in judged.items():
+        title = f"Perplexity under {judge} by sampling steps, lower is better"
+        parts += [
+            beside_real(title, study.real(judge)),
+            by_method("here", _heads(cells), _texts(cells)),
+            _ranks(cells, most),
+        ]
+    if entropy:
+        table = by_method("here", _heads(entropy), _texts(entropy), digits=3, best=False)
+        title = "Entropy of each text's own tokens by sampling steps, nats"
+        parts += [beside_real(title, study.real(None), 3), table]
+    parts += [of_paper(paper.OWT_QUALITY), of_paper(paper.OWT_ENTROPY)]
+    parts += [of_paper(paper.LM1B_QUALITY, folded=True), of_paper(paper.LM1B_ENTROPY, folded=True)]
+    parts += missing(["a judge"], ["a judge"] * bool(judged), "generated text")
+    for judge, cells in judged.items():
+        parts += missing(paper.METHODS, cells, f"texts under {judge}, step {study.step:,}")
+        parts += missing(map(str, _STEPS), map(str, all_steps(cells)), f"sampling steps, {judge}")
+    records = [r for r in study.last if r.metric in ("gen_ppl", "entropy")]
+    figures = {"generation": lambda file: _plot(study, judged, entropy, file)} if judged else {}
+    return Section(
+        "Generated text", ("tab:owt_performance", "tab:lm1b_performance"),
+        parts,
+        [_few(judged, entropy, study), _many(judged, entropy, study, most)], figures, records,
+        write_again(study.sources(records)),
+    )  # fmt: skip
+
+
+def _few(judged: Mapping[str, Grid[int]], entropy: Grid[int], study: Study) -> Finding:
+    theirs = paper.OWT_QUALITY.column(FEWEST)
+    return Finding(
+        f"{FEWEST} sampling steps: {MIXED} writes better than {MASKED}",
+        f"{theirs[MIXED]:.1f} < {theirs[MASKED]:.1f}",
+        compared(judged, MIXED, MASKED, FEWEST),
+        entropies(entropy, study.real(None), MIXED, MASKED, FEWEST),
+    )
+
+
+def _many(judged: Mapping[str, Grid[int]], entropy: Grid[int], study: Study, most: int) -> Finding:
+    steps = most if most in _STEPS else _STEPS[-1]
+    theirs = paper.OWT_QUALITY.column(steps)
+    return Finding(
+        f"{most:,} sampling steps: {MASKED} writes better than {MIXED}",
+        f"{theirs[MASKED]:.1f} < {theirs[MIXED]:.1f}",
+        compared(judged, MASKED, MIXED, most),
+        entropies(entropy, study.real(None), MASKED, MIXED, most),
+    )
+
+
+def compared(judged: Mapping[str, Grid[int]], better: str, worse: str, steps: int) -> list[Test]:
+    """Whether one model's texts are better than another's, by each judge."""
+    tests = []
+    for judge, cells in judged.items():
+        one, other = (cells.get(name, {}).get(steps) for name in (better, worse))
+        tests.append(under(judge, below(better, one, worse, other)))
+    return tests
+
+
+def entropies(cells: Grid[int], real: Estimate | None, one: str, other: str, steps: int) -> str:
+    """What belongs beside a perplexity: texts that repeat themselves have a low one."""
+    pair = [cells.get(name, {}).get(steps) for name in (one, other)]
+    if pair[0] is None or pair[1] is None:
+        return "Their entropy was not measured."
+    text = "" if real is None else f" (real text: {real.value:.3f})"
+    return f"Entropy: {pair[0].shown(3)} against {pair[1].shown(3)}{text}."
+
+
+def all_steps(cells: Grid[int]) -> list[int]:
+    return sorted({steps for row in cells.values() for steps in row})
+
+
+def shared(cells: Grid[int]) -> set[int]:
+    """Numbers of steps of both models that findings are about."""
+    return set(cells.get(MASKED, ())) & set(cells.get(MIXED, ()))
+
+
+def crossing(lower: Mapping[int, float], higher: Mapping[int, float]) -> list[float]:
+    """Where two lines that are straight on logarithmic axes cross."""
+    gaps = {n: math.log(lower[n] / higher[n]) for n in sorted(set(lower) & set(higher))}
+    found = []
+    for left, right in pairwise(gaps):
+        a, b = gaps[left], gaps[right]
+        if a * b < 0:
+            found.append(math.exp(math.log(left) + math.log(right / left) * a / (a - b)))
+    return found
+
+
+def _crossings(judged: Mapping[str, Grid[int]]) -> str:
+    """From how many steps on masked noise writes better."""
+
+    def told(cells: Mapping[str, Mapping[int, float]]) -> str:
+        places = crossing(cells.get(MIXED, {}), cells.get(MASKED, {}))
+        return " and ".join(f"at {n:,.0f} steps" for n in places) or "nowhere"
+
+    theirs = {
+        name: {int(n): paper.OWT_QUALITY.column(n)[name] for n in _STEPS}
+        for name in (MIXED, MASKED)
+    }
+    ours = [f"under {judge} {told(_values(cells))}" for judge, cells in judged.items()]
+    if not ours:
+        return ""
+    return f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(theirs)}."
+
+
+def _values(cells: Grid[int]) -> dict[str, dict[int, float]]:
+    return {
+        name: {n: found.value for n, found in row.items() if math.isfinite(found.value)}
+        for name, row in cells.items()
+    }
+
+
+def _ranks(cells: Grid[int], most: int) -> str:
+    lines = []
+    for steps in dict.fromkeys((FEWEST, most)):
+        column = {name: row[steps] for name, row in cells.items() if steps in row}
+        if order := ranked(column, paper.OWT_QUALITY.column(steps)):
+            lines.append(f"{steps:,} steps: {order[0].lower()}{order[1:]}")
+    return "  \n".join(lines)
+
+
+def _heads(cells: Grid[int]) -> list[str]:
+    return [str(steps) for steps in all_steps(cells)]
+
+
+def _texts(cells: Grid[int]) -> dict[str, dict[str, Estimate]]:
+    return {name: {str(n): found for n, found in row.items()} for name, row in cells.items()}
+
+
+def lines(cells: Grid[int]) -> Lines:
+    """What can be drawn of it."""
+    drawn = {
+        name: [Point(float(n), *row[n]) for n in sorted(row) if math.isfinite(row[n].value)]
+        for name, row in cells.items()
+    }
+    return {name: points for name, points in drawn.items() if points}
+
+
+def _plot(study: Study, judged: Mapping[str, Grid[int]], entropy: Grid[int], file: Path) -> None:
+    colours = series_colours(study.methods)
+
+    def panel(cells: Grid[int], name: str, real: Estimate | None) -> Callable[[Axes], None]:
+        level = None if real is None else real.value
+        return lambda axes: draw_by_steps(axes, lines(cells), colours, name, level)
+
+    panels = [
+        panel(cells, f"perplexity ({judge})", study.real(judge)) for judge, cells in judged.items()
+    ]
+    if entropy:
+        panels.append(panel(entropy, "entropy, nats", study.real(None)))
+    save_panels(file, panels, small=True)
