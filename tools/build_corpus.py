@@ -9,6 +9,10 @@ same text in every run, and the same bytes under the same version of liblzma.
 Usage::
 
     python tools/build_corpus.py NOVELS.jsonl.xz [--out DIRECTORY]
+    python tools/build_corpus.py NOVELS.jsonl.xz --all novels.jsonl.xz
+
+With ``--all`` every novel of the source from before 1929 is cleaned in the same way and written to one
+file, less the paragraphs that the corpus holds out: what the bundled models are trained on.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ DEFAULT_OUT = Path(__file__).resolve().parent.parent / "src" / "xdlm" / "data" /
 PIECE_CHARS = 24_000
 HELDOUT_SHARE = 0.04
 SHARED_CHARS = 60
+#: What was published before is in the public domain in the United States.
+FREE_BEFORE = 1929
 
 
 class Book(NamedTuple):
@@ -229,12 +235,17 @@ def is_prose(text: str) -> bool:
     return sum(c.isupper() for c in text) < 0.3 * len(text) or len(text) < 30
 
 
-def paragraphs(book: Book, text: str) -> list[str]:
-    """Clean one novel and return its paragraphs, without headings and front matter."""
+def prose_of(book: Book, text: str) -> list[str]:
+    """The paragraphs of a novel from its opening words on."""
     start = text.find(book.start)
     if start < 0:
         raise ValueError(f"{book.source_id}: its opening words {book.start!r} were not found")
-    text = plain_text(text[start:])
+    return paragraphs(text[start:])
+
+
+def paragraphs(text: str) -> list[str]:
+    """Clean one novel and return its paragraphs, without headings and what is not prose."""
+    text = plain_text(text)
     found = list(blocks(text))
     lengths = sorted(len(line) for block in found for line in block)
     width = lengths[len(lengths) * 95 // 100]
@@ -343,7 +354,7 @@ def build(source: Path, out: Path) -> None:
 
     split: list[tuple[Book, list[list[str]], list[list[str]]]] = []
     for book in BOOKS:
-        cut = pieces(paragraphs(book, texts[book.source_id]))
+        cut = pieces(prose_of(book, texts[book.source_id]))
         held = max(1, round(HELDOUT_SHARE * len(cut)))
         split.append((book, cut[:-held], cut[-held:]))
     seen = {p for _, train, _ in split for piece in train for p in piece if len(p) >= SHARED_CHARS}
@@ -373,13 +384,34 @@ def build(source: Path, out: Path) -> None:
         print(f"{name}: {size:,} bytes")
 
 
+def build_all(source: Path, out: Path, corpus: Path) -> None:
+    """Write all novels at ``source`` but for what ``corpus`` holds out, in documents as there."""
+    with lzma.open(corpus / "heldout.jsonl.xz", "rt", encoding="utf-8") as lines:
+        held = {p for line in lines for p in json.loads(line)["text"].split("\n")}
+    documents, size = [], 0
+    with lzma.open(source, "rt", encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            if int(record["id"][-4:]) >= FREE_BEFORE:
+                continue
+            kept = [p for p in paragraphs(record["text"]) if p not in held]
+            for i, piece in enumerate(pieces(kept)):
+                documents.append({"id": f"{record['id']}-{i:03d}", "text": "\n".join(piece)})
+                size += len(documents[-1]["text"])
+    write_jsonl(out, documents)
+    print(f"{out}: {len(documents):,} documents, {size:,} characters")
+
+
 def main() -> None:
     """Parse the command line and build the corpus."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("source", type=Path, help="novels as xz-compressed JSON Lines")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="directory to write to")
+    parser.add_argument("--all", type=Path, help="write all novels, for training, to this file")
     args = parser.parse_args()
-    build(args.source, args.out)
+    if args.all is not None:
+        build_all(args.source, args.all, args.out)
+    else:
+        build(args.source, args.out)
 
 
 if __name__ == "__main__":
