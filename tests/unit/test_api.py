@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from xdlm import Model, UserError, load
+from xdlm.bundled import NAMES, bundled_folder
 from xdlm.config import DataConfig, ProcessConfig, RunConfig, load_config
 from xdlm.models import PRESETS, build_denoiser
 from xdlm.sampling import Change
@@ -91,12 +92,22 @@ def test_perplexity_of_the_bundled_model() -> None:
         model.perplexity("text")  # type: ignore[arg-type]
 
 
-def test_bundled_model_is_that_of_its_recipe() -> None:
-    config = load("pocket", device="cpu").config
-    recipe = load_config(Path(__file__).parents[2] / "recipes" / "pocket.yaml")
-    for section in ("process", "model", "data", "optim"):
-        assert getattr(config, section) == getattr(recipe, section)
-    assert (config.train.batch, config.train.seed) == (recipe.train.batch, recipe.train.seed)
+@pytest.mark.parametrize("kind", ["mdlm", "xdlm", "udlm", "judge"])
+def test_a_bundled_model_is_that_of_its_recipe(kind: str) -> None:
+    model = load(f"pocket-{kind}", device="cpu")
+    recipe = load_config(Path(__file__).parents[2] / "recipes" / "pocket" / f"{kind}.yaml")
+    assert model.config == recipe and model.step == recipe.train.steps
+    folder = bundled_folder(f"pocket-{kind}")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 8e6
+
+
+def test_the_bundled_models_differ_in_noise_alone() -> None:
+    """One of them goes by a short name too."""
+    one, *others = (load(name, device="cpu").config for name in NAMES)
+    assert load("pocket-xdlm", device="cpu").config == one
+    for config in others:
+        train = replace(config.train, out=one.train.out)
+        assert replace(config, process=one.process, train=train) == one
 
 
 def test_a_path_is_a_folder_and_never_a_bundled_name(tmp_path, monkeypatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,45 +16,53 @@ from rich.text import Text
 from xdlm.api import Model, TextSample, load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
+from xdlm.cli.side_by_side import compare
 from xdlm.cli.train import make_trainer
 from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig
 from xdlm.data import read_documents
 from xdlm.errors import UserError
-from xdlm.evaluation import Likelihood, unigram_entropy
+from xdlm.evaluation import unigram_entropy
+from xdlm.evaluation.records import append_records
 from xdlm.files import check_writable, write_atomic
 from xdlm.models import PRESETS
 from xdlm.report import plot_overview, trajectory_page, trajectory_panel
+from xdlm.report.figures import plot_generation
 from xdlm.tokens import TextTokenizer
 from xdlm.training.checkpoint import clear_run
 from xdlm.training.runlog import read_log
 
 _DESCRIPTION = """See what the library does: sample from the bundled model, watch a trajectory, fill in a
-sentence, measure perplexity, train a small model. Leaves a page and a picture in --out.
+sentence, compare three kinds of noise, train a small model. Leaves a page and pictures in --out.
 
 examples:
   xdlm demo
   xdlm demo --train-steps 50 --out /tmp/demo
 """
+#: Few, and enough for masked noise to catch up.
+_COMPARED_STEPS = (4, 8, 32)
 _TEMPLATE = "The old man <mask:10> and then he <mask:10> the door."
 
 
 @dataclass(frozen=True)
 class Options:
     out: str = "xdlm-demo"
-    """Folder for the page, the picture and the small model."""
+    """Folder for the page, the pictures and the small model."""
     seed: int = 0
     """Same seed, same demo."""
     steps: int = 32
     """Reverse steps when sampling."""
     rows: int = 160
     """Rows of held-out text to measure perplexity on."""
-    train_steps: int = 1200
+    texts: int = 32
+    """Texts of each model and number of steps that the judge sees."""
+    train_steps: int = 1000
     """Steps of training for the small model."""
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.rows, self.train_steps) < 1 or not 0 <= self.seed < 2**31:
+        least = min(self.steps, self.rows, self.texts, self.train_steps)
+        if least < 1 or not 0 <= self.seed < 2**31:
             raise UserError(
-                "steps, rows and train_steps must be at least 1, and the seed not negative"
+                "steps, rows, texts and train_steps must be at least 1, and the seed not negative"
             )
 
 
@@ -72,8 +78,10 @@ def run(arguments: list[str]) -> None:
     drawn = _sample(screen, model, options)
     screen.rule("2  Filling in a sentence")
     _infill(screen, model, options)
-    screen.rule("3  Perplexity on text that the model has not seen")
-    measured, unigram = _measure(screen, model, options)
+    screen.rule("3  Three kinds of noise: the same model, text and training")
+    compared = compare(
+        screen, steps=_COMPARED_STEPS, n=options.texts, rows=options.rows, seed=options.seed
+    )
     screen.rule("4  Training a small model from nothing")
     records, floor = _train(screen, options, out / "demo-run")
 
@@ -84,17 +92,22 @@ def run(arguments: list[str]) -> None:
                  "forward passes": str(drawn.nfe), "seed": str(options.seed)},
     )  # fmt: skip
     write_atomic(out / "trajectory.html", page)
+    (out / "comparison.jsonl").unlink(missing_ok=True)
+    append_records(out / "comparison.jsonl", compared)
     try:
         plot_overview(
             drawn.trajectory, records, out / "overview.png", reference=floor,
             reference_name="unigram entropy",
         )  # fmt: skip
-        picture = f"  {out / 'overview.png'}       what changed at each step; the loss falling"
+        plot_generation(compared, out / "comparison.png")
+        pictures = [
+            f"  {out / 'comparison.png'}     who writes best in how many steps",
+            f"  {out / 'overview.png'}       what changed at each step; the loss falling",
+        ]
     except UserError as missing:
-        picture = f"  (no picture: {missing})"
+        pictures = [f"  (no pictures: {missing})"]
     summary = {
-        "text": drawn.text, "nfe": drawn.nfe, "perplexity": dataclasses.asdict(measured),
-        "unigram_perplexity": unigram, "seconds": round(time.perf_counter() - began, 1),
+        "text": drawn.text, "nfe": drawn.nfe, "seconds": round(time.perf_counter() - began, 1),
         "seed": options.seed,
     }  # fmt: skip
     write_atomic(out / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -104,7 +117,8 @@ def run(arguments: list[str]) -> None:
         f"  {out / 'trajectory.html'}   every step of the two texts above, in a browser",
         markup=False,
     )
-    screen.print(picture, markup=False)
+    for picture in pictures:
+        screen.print(picture, markup=False)
 
 
 def _sample(screen: Console, model: Model, options: Options) -> TextSample:
@@ -128,18 +142,6 @@ def _infill(screen: Console, model: Model, options: Options) -> None:
     filled = model.infill(_TEMPLATE, n=3, steps=options.steps, seed=options.seed, temperature=0.7)
     for text in filled.text:
         screen.print(Text(f"  {text}"))
-
-
-def _measure(screen: Console, model: Model, options: Options) -> tuple[Likelihood, float]:
-    rows = model.pack(list(read_documents("corpus:heldout")))
-    with progress("measuring") as show:
-        result = model.perplexity_of(rows, draws=2, max_rows=options.rows, on_batch=show)
-    unigram = math.exp(unigram_entropy(rows, model.tokenizer.size))
-    screen.print(
-        f"{result.value:.1f} ± {result.stderr:.1f} per token ({result.n_tokens:,} tokens, averaged "
-        f"weights); token frequencies alone give {unigram:.0f}"
-    )
-    return result, unigram
 
 
 def _train(screen: Console, options: Options, out: Path) -> tuple[list[dict[str, Any]], float]:
