@@ -3,7 +3,8 @@
 Usage::
 
     xdlm eval ppl --model pocket-xdlm --records results/pocket.jsonl
-    xdlm eval gen --model pocket-xdlm --judge pocket-judge --n 48 --steps 4 8 16 64 --records results/pocket.jsonl
+    xdlm eval gen --model pocket-xdlm --judge pocket-judge --n 48 --steps 4 8 16 64 \\
+        --records results/pocket.jsonl
     python tools/model_cards.py
 
 The same for the other three (the judge has a perplexity alone). Every figure on a card is of a record.
@@ -46,13 +47,13 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "---",
         f"# {name}",
         "",
-        f"{KINDS[kind][0].upper()}{KINDS[kind][1:]}. One of four models that ship with `xdlm`, alike in size, "
-        "text and training, so that the kinds of noise can be compared on a laptop.",
+        f"{KINDS[kind][0].upper()}{KINDS[kind][1:]}. One of four models that ship with `xdlm`, alike in "
+        "size, text and training, so that the kinds of noise can be compared on a laptop.",
         "",
         "## Model",
         "",
-        f"DiT, {config.model.depth} x {config.model.width}, {parameters / 1e6:.2f} M parameters in bfloat16, "
-        f"{model.tokenizer.size:,} byte-level BPE tokens, rows of {config.data.length} tokens.",
+        f"DiT, {config.model.depth} x {config.model.width}, {parameters / 1e6:.2f} M parameters in "
+        f"bfloat16, {model.tokenizer.size:,} byte-level BPE tokens, rows of {config.data.length} tokens.",
         "",
         "## Data",
         "",
@@ -64,8 +65,8 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "## Training",
         "",
         f"`xdlm train recipes/pocket/{kind}.yaml`: {model.step:,} steps of {config.train.batch} rows, "
-        f"{tokens / 1e6:,.0f} M tokens ({tokens / 22.56e6:.0f} passes), AdamW, averaged weights. One NVIDIA "
-        "H200, all four models at once in 422 seconds.",
+        f"{tokens / 1e6:,.0f} M tokens ({tokens / 22.56e6:.0f} passes), AdamW, averaged weights. One "
+        "NVIDIA H200, all four models at once in 422 seconds.",
         "",
         "## Measured",
         "",
@@ -74,8 +75,8 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "## Use and limits",
         "",
         *_use(kind),
-        "The prose is that of its novels: old spellings, old manners, and their prejudices. It knows no facts, "
-        "follows no instructions and was not made safe in any way. It is there to try the library out.",
+        "The prose is that of its novels: old spellings, old manners, and their prejudices. It knows no "
+        "facts, follows no instructions and was not made safe in any way. It is there to try the library.",
         "",
         "Licence of the weights: that of the package (Apache-2.0).",
         "",
@@ -89,9 +90,9 @@ def _measured(name: str, records: Sequence[EvalRecord]) -> list[str]:
     bits = ppl.details["bits_per_character"]
     what = "exact" if ppl.config["process"]["kind"] == "autoregressive" else "upper bound"
     lines = [
-        f"Perplexity of held-out text ({what}): **{with_error(ppl.value, ppl.stderr)}** per token, {bits:.3f} "
-        f"bits per character ({ppl.details['tokens']:,.0f} tokens, {ppl.draws} draws, seed {ppl.seed}, "
-        f"{ppl.device}, {ppl.dtype}, commit {ppl.commit}).",
+        f"Perplexity of held-out text ({what}): **{with_error(ppl.value, ppl.stderr)}** per token, "
+        f"{bits:.3f} bits per character ({ppl.details['tokens']:,.0f} tokens, {ppl.draws} draws, seed "
+        f"{ppl.seed}, {ppl.device}, {ppl.dtype}, commit {ppl.commit}).",
     ]
     judged = [r for r in own if r.metric == "gen_ppl" and r.judge == "pocket-judge"]
     if not judged:
