@@ -211,7 +211,7 @@ class Model:
             parts.append(
                 sample(
                     self.denoiser, self.process, batch=size, length=len(ids), config=config,
-                    seed=seed, first_index=first, given=given.expand(size, -1),
+                    seed=seed, index=torch.arange(first, first + size), given=given.expand(size, -1),
                     frozen=frozen.expand(size, -1), record=record, on_step=show,
                 )
             )  # fmt: skip
