@@ -8,20 +8,24 @@ from xdlm.sampling.result import Sample
 from xdlm.sampling.schedule import Block, plan_blocks
 from xdlm.sampling.step import ancestral_step, dense_step
 from xdlm.sampling.trajectory import Change, Trajectory
+from xdlm.sampling.writing import How, configure, write
 
 __all__ = [
     "Block",
     "Change",
     "ConfidenceConfig",
     "Filter",
+    "How",
     "Sample",
     "SamplerConfig",
     "Trajectory",
     "ancestral_step",
+    "configure",
     "decode",
     "dense_step",
     "parse_template",
     "plan_blocks",
     "sample",
     "time_grid",
+    "write",
 ]

@@ -143,7 +143,11 @@ def decode(
     def draw(stream: Stream, step: int) -> Tensor:
         return uniform(seed, stream, index.to(device)[:, None], position[None], step)
 
-    run = _Run(denoiser, process, config, frozen, draw)
+    head = PredictingHead(
+        denoiser, process.special_ids, config.filter,
+        guidance=config.guidance, confidence=config.confidence,
+    )  # fmt: skip
+    run = _Run(denoiser, head, config, mask_id, frozen, draw)
     z = torch.where(frozen, given, mask_id)
     rewrites = any(any(block.topk_uniform) for block in blocks)
     frames, times = [z.to(torch.int32)], [1.0]
@@ -174,18 +178,15 @@ class _Run:
     def __init__(
         self,
         denoiser: Denoiser,
-        process: NoiseProcess,
+        head: PredictingHead,
         config: ConfidenceConfig,
+        mask_id: int,
         frozen: Tensor,
         draw: Callable[[Stream, int], Tensor],
     ) -> None:
-        self.denoiser, self.config, self.draw = denoiser, config, draw
-        self.mask_id, self.frozen, self.open = process.vocab.mask_id, frozen, ~frozen
+        self.denoiser, self.head, self.config, self.draw = denoiser, head, config, draw
+        self.mask_id, self.frozen, self.open = mask_id, frozen, ~frozen
         self.place = self.open.cumsum(1) - 1  # of an open position among all of its row
-        self.head = PredictingHead(
-            denoiser, process.special_ids, config.filter,
-            guidance=config.guidance, confidence=config.confidence,
-        )  # fmt: skip
         self.nfe = torch.zeros(len(frozen), dtype=torch.int64, device=frozen.device)
         self.head_rows = 0
 
