@@ -112,8 +112,8 @@ class Model:
 
         A text has `length` tokens with its prompt, or `new_tokens` behind it. With `stop` it ends where the
         model writes the end-of-text token. `sampler="confidence"` decodes by the paper's Algorithm 1
-        instead of drawing from the model. `batch_tokens` of all texts are sampled together; `on_frame` is shown
-        those of every step.
+        instead of drawing from the model. `batch_tokens` of all texts are sampled together, and every step is
+        shown to `on_frame`.
         """
         ids = self.tokenizer.encode(prompt)
         holes = _room(len(ids), length, new_tokens, self.length)
