@@ -105,22 +105,20 @@ class Model:
         batch_tokens: int = BATCH_TOKENS,
         trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
-        on_frame: Callable[[Tensor], None] | None = None,
         **how: Unpack[How],
     ) -> TextSample:
         """Draw `n` texts, each a pure function of (seed, its number); `prompt` is kept in front.
 
         A text has `length` tokens with its prompt, or `new_tokens` behind it. With `stop` it ends where the
         model writes the end-of-text token. `sampler="confidence"` decodes by the paper's Algorithm 1
-        instead of drawing from the model. `batch_tokens` of all texts are sampled together, and every step is
-        shown to `on_frame`.
+        instead of drawing from the model. So many texts as have `batch_tokens` go through it together.
         """
         ids = self.tokenizer.encode(prompt)
         holes = _room(len(ids), length, new_tokens, self.length)
         ends = (self.tokenizer.eos_id,) if stop else ()
         return self._texts(
             n, [*ids, *holes], how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens,
-            record=trajectory, on_step=on_step, on_frame=on_frame,
+            record=trajectory, on_step=on_step,
         )  # fmt: skip
 
     def infill(
@@ -155,13 +153,14 @@ class Model:
         stop_ids: Sequence[int] = (),
         batch_tokens: int = BATCH_TOKENS,
         on_step: Callable[[int, int], None] | None = None,
+        on_frame: Callable[[Tensor], None] | None = None,
         **how: Unpack[How],
     ) -> list[Completion]:
         """Go on from each of some prompts, texts or ids of any lengths, with at most `new_tokens` tokens;
         the completions are in the order of the prompts, and do not depend on each other.
 
         A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of one length go through the
-        model together, `batch_tokens` at a time.
+        model together, `batch_tokens` at a time; `on_frame` is shown their tokens after every step.
         """
         if isinstance(prompts, str):
             raise UserError("complete takes a list of prompts")
@@ -173,8 +172,9 @@ class Model:
         ends = (*((self.tokenizer.eos_id,) if stop else ()), *stop_ids)
         found: dict[int, Completion] = {}
         for index, drawn in self._write(
-            rows, how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens, on_step=on_step
-        ):
+            rows, how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens, on_step=on_step,
+            on_frame=on_frame,
+        ):  # fmt: skip
             for i, row in enumerate(index):
                 end = int(drawn.ends[i])
                 tokens = drawn.tokens[i, rows[row].index(None) : end].tolist()
