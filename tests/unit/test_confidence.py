@@ -14,10 +14,11 @@ from test_sampling import Oracle, frequencies_match
 from torch import Tensor, nn
 
 from xdlm import UserError, Vocab
-from xdlm.models import Denoiser
+from xdlm.models import Denoiser, DiT, DiTConfig
 from xdlm.noise import Masked, Mixed, Uniform
 from xdlm.ops import Stream, uniform
-from xdlm.sampling import Block, Change, ConfidenceConfig, Filter, decode, plan_blocks
+from xdlm.sampling import Block, Change, ConfidenceConfig, Filter, Sample, decode, plan_blocks
+from xdlm.sampling.memory import Memory
 from xdlm.sampling.schedule import split
 
 N, MASK = 23, 7
@@ -413,3 +414,70 @@ def test_bad_input_is_said(model) -> None:
     for call, says in cases:
         with pytest.raises(UserError, match=says):
             call()
+
+
+def shaken(depth: int) -> DiT:
+    torch.manual_seed(depth)
+    config = DiTConfig(depth=depth, width=16, heads=2, cond_width=4, dropout=0.0)
+    model = DiT(config, N).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model.double()
+
+
+def refreshed(model: DiT, refresh: int | None) -> Sample:
+    prompt = torch.randint(8, N, (5, 6), generator=torch.Generator().manual_seed(3))
+    given, frozen = with_room(prompt, 24)
+    config = ConfidenceConfig(
+        steps=12, block_length=8, refresh=refresh, guidance=1.5, filter=Filter(temperature=9.0)
+    )
+    return decode(model, PROCESS, given=given, frozen=frozen, config=config, stop_ids=range(10, 14))
+
+
+def test_memory_is_exact_where_it_should_be() -> None:
+    """Anew in every step; or one layer deep, where what others show depends on their tokens alone."""
+    for model, refresh in ((shaken(3), 1), (shaken(1), 2), (shaken(1), 100)):
+        plain = refreshed(model, None)
+        assert torch.equal(plain.tokens, refreshed(model, refresh).tokens)
+        assert len(set(plain.ends.tolist())) > 1, "rows end at different times, and leave the rest"
+
+
+@torch.no_grad()
+def test_memory_is_an_approximation_elsewhere() -> None:
+    """Three layers deep the remembered states are stale, and the more so the older they are."""
+    model = shaken(3)
+    z = torch.full((4, 30), MASK)
+    z[:, :6] = torch.randint(8, N, (4, 6), generator=torch.Generator().manual_seed(3))
+    memory, span, t, rows = Memory(model, 100), slice(10, 20), torch.zeros(4), torch.arange(4)
+    whole = memory.hidden(z, t, rows, span)
+    assert torch.allclose(whole, model.trunk(z, t)[:, span])
+    errors = [0.0]
+    for position in range(10, 16):
+        z[:, position] = 8 + position % 5
+        exact = model.trunk(z, t)[:, span]
+        errors.append(float((memory.hidden(z, t, rows, span) - exact).abs().max()))
+    assert 0 < errors[1] < errors[-1] < float(exact.abs().max())
+
+
+def test_memory_costs_what_a_block_costs() -> None:
+    model = shaken(2)
+    seen: list[int] = []
+    inner = model.trunk_at
+    model.trunk_at = lambda z, *rest: (seen.append(z.shape[1]), inner(z, *rest))[1]
+    nothing = torch.zeros(1, 16, dtype=torch.int64)
+    config = ConfidenceConfig(steps=8, block_length=8, refresh=3, k=0.5)
+    out = decode(model, PROCESS, given=nothing, frozen=nothing.bool(), config=config, record=True)
+    assert seen == [16, 8, 8, 16] * 2, "all where a block begins and every three steps"
+    later = out.trajectory.frames[4:, 0, :8]
+    assert (later == later[0]).all(), "a finished block is not rewritten"
+
+
+def test_a_backbone_without_memory_says_so(model) -> None:
+    nothing = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(UserError, match="leave refresh out"):
+        decode(
+            model, PROCESS, given=nothing, frozen=nothing.bool(),
+            config=ConfidenceConfig(steps=4, refresh=2),
+        )  # fmt: skip
+    with pytest.raises(UserError, match="refresh must be at least 1"):
+        ConfidenceConfig(refresh=0)

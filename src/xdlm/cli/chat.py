@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from xdlm.errors import UserError
 from xdlm.report import frame_text
 from xdlm.sampling import How, Trajectory, configure
 from xdlm.tokens.chat import ChatTemplate, Message, ends_of_turn, find_template
-from xdlm.training.trained import find_checkpoint
+from xdlm.training.trained import bundled
 
 _DESCRIPTION = """Write with a model in turns; each answer is shown as it comes about.
 
@@ -49,6 +50,9 @@ class Options:
     """confidence: write blocks of so many tokens one after the other; by default all at once."""
     guidance: float | None = None
     """confidence: scale of guidance by the conversation; 1 is off (default)."""
+    refresh: int | None = None
+    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
+    an approximation; by default on all in every step."""
     temperature: float = 0.7
     """Below 1 is more careful, 0 takes the most likely token."""
     top_p: float = 1.0
@@ -72,10 +76,9 @@ class Options:
         how = How(
             sampler=self.sampler, steps=self.steps, temperature=self.temperature, top_p=self.top_p
         )
-        if self.block_length is not None:
-            how["block_length"] = self.block_length
-        if self.guidance is not None:
-            how["guidance"] = self.guidance
+        for name in ("block_length", "guidance", "refresh"):
+            if getattr(self, name) is not None:
+                how[name] = getattr(self, name)
         return how
 
 
@@ -85,7 +88,7 @@ def run(arguments: list[str]) -> None:
         options.model, device=options.device, weights=options.weights, precision=options.precision
     )
     model = model if options.k is None else model.mixed(options.k)
-    template = find_template(find_checkpoint(options.model).folder)
+    template = find_template(bundled(options.model) or Path(options.model))
     talk = Conversation(model, template, options)
     screen = Console(highlight=False)
     console().print(

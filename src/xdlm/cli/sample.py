@@ -45,7 +45,7 @@ _RECORDED = (
 )
 #: Settings of the sampler; those left out are its own defaults.
 _HOW = ("sampler", "steps", "temperature", "top_p", "last", "impl", "block_length", "guidance",
-        "confidence")  # fmt: skip
+        "confidence", "refresh")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ class Options:
     confidence: Literal["token", "entropy", "margin", "random"] | None = None
     """confidence: what is filled first: where the token drawn is likeliest (token, default), the prediction
     has the lowest entropy or the widest margin, or anywhere."""
+    refresh: int | None = None
+    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
+    an approximation; by default on all in every step."""
     stop: bool = False
     """End a text where the model writes the end-of-text token."""
     k: float | None = None

@@ -27,6 +27,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, uniform
 from xdlm.ops.gather import PickedRows
 from xdlm.sampling.filters import Filter
+from xdlm.sampling.memory import Memory
 from xdlm.sampling.predictions import CONFIDENCES, PredictingHead
 from xdlm.sampling.result import Sample, find_ends
 from xdlm.sampling.schedule import Block, check_blocks, plan_blocks
@@ -52,11 +53,18 @@ class ConfidenceConfig:
     """What is filled first: where the token drawn has the highest probability (token), the prediction
     the lowest entropy (entropy) or the widest margin (margin), or anywhere (random)."""
 
+    refresh: int | None = None
+    """Run the model on the block that is being written, and on the rest only every so many steps and where
+    a block begins: faster, but an approximation, and only the block's own tokens are rewritten. None: on
+    all, in every step."""
+
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UserError(f"sampling needs at least 1 step, got {self.steps}")
-        if self.block_length is not None and self.block_length < 1:
-            raise UserError(f"block_length must be at least 1, got {self.block_length}")
+        for name in ("block_length", "refresh"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.k <= 1:
             raise UserError(f"the mixing ratio k must lie in [0, 1], got {self.k}")
         if not 0 <= self.guidance <= 100:
@@ -117,7 +125,8 @@ def decode(
     A row that has met one of `stop_ids`, with no mask before it, is finished: it costs nothing more, and
     what follows is filled with that token. Where nothing is rewritten (k = 0) the text up to there is the
     one that the whole run gives; elsewhere rows are looked at where a block ends, and the later blocks'
-    chances to rewrite it are gone. A model that is told the time is told the share of masks.
+    chances to rewrite it are gone. A model that is told the time is told the share of masks. Where states
+    are remembered (`refresh`), a pass over a block alone counts as one.
     """
     config = config if config is not None else ConfidenceConfig()
     mask_id = process.vocab.mask_id
@@ -187,48 +196,75 @@ class _Run:
         self.denoiser, self.head, self.config, self.draw = denoiser, head, config, draw
         self.mask_id, self.frozen, self.open = mask_id, frozen, ~frozen
         self.place = self.open.cumsum(1) - 1  # of an open position among all of its row
+        self.memory = None if config.refresh is None else Memory(denoiser, config.refresh)
+        self._block: Block | None = None
         self.nfe = torch.zeros(len(frozen), dtype=torch.int64, device=frozen.device)
         self.head_rows = 0
 
     def step(self, i: int, turn: Turn, z: Tensor, active: Tensor) -> Tensor:
         """The next state; rows that are not active, or have nothing to fill or rewrite, cost nothing."""
-        masked, movable = z == self.mask_id, self.open & active[:, None]
-        inside = (self.place >= turn.block.start) & (self.place < turn.block.stop)
-        fillable = movable & masked & inside & (turn.fill > 0)
+        if turn.block is not self._block:
+            self._enter(turn.block)
+        span = self.span
+        part = z[:, span]
+        masked, movable = part == self.mask_id, self.open[:, span] & active[:, None]
+        fillable = movable & masked & self.inside[:, span] & (turn.fill > 0)
         written = movable & ~masked & (turn.rewrite > 0)
         looked_at = fillable | written
         rows = looked_at.any(1).nonzero()[:, 0]
         if not len(rows):
             return z
         picked = PickedRows(looked_at[rows])
-        hidden, blind = self._hidden(z[rows], self.frozen[rows], turn.before)
+        hidden, blind = self._hidden(z[rows], rows, turn.before)
         order, n_picked = picked.order()
         self.nfe[rows] += 1 if blind is None else 2
         self.head_rows += n_picked
-        length = z.shape[1]
-        flat = rows[order // length] * length + order % length
-        present, uniforms = z.flatten()[flat], self.draw(Stream.TOKEN, i).flatten()[flat]
+        width = part.shape[1]
+        flat = rows[order // width] * width + order % width
+        present, uniforms = (
+            part.flatten()[flat],
+            self.draw(Stream.TOKEN, i)[:, span].flatten()[flat],
+        )
         found = self.head(hidden.flatten(0, 1)[order],
                           None if blind is None else blind.flatten(0, 1)[order],
                           uniforms, present)  # fmt: skip
         sure = found.sure
         if self.config.confidence == "random":
-            sure = self.draw(Stream.ORDER, i).flatten()[flat]
+            sure = self.draw(Stream.ORDER, i)[:, span].flatten()[flat]
         doubted = (found.token != present) & (found.p_token >= found.p_present)
         better = torch.where(doubted, found.p_token, -torch.inf)
         flat = flat[:n_picked]  # those behind are there to make their number a round one
         chosen = _surest(_placed(sure, flat, fillable), turn.fill)
         chosen |= _surest(_placed(better, flat, written), turn.rewrite)
-        token = z.flatten().scatter(0, flat, found.token[:n_picked]).view_as(z)
-        return torch.where(chosen, token, z)
+        token = part.flatten().scatter(0, flat, found.token[:n_picked]).view_as(part)
+        after = z.clone()
+        after[:, span] = torch.where(chosen, token, part)
+        return after
 
-    def _hidden(self, z: Tensor, frozen: Tensor, time: float) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [B, L, d], and under guidance those without the prompt, from the same pass."""
+    def _enter(self, block: Block) -> None:
+        """A block begins: where it lies, and the positions that the model is run on."""
+        self._block = block
+        self.inside = self.open & (self.place >= block.start) & (self.place < block.stop)
+        self.span = slice(0, self.open.shape[1])
+        if self.memory is not None:
+            self.memory.forget()
+            columns = self.inside.any(0).nonzero()[:, 0]
+            self.span = slice(int(columns[0]), int(columns[-1]) + 1)
+
+    def _hidden(self, z: Tensor, rows: Tensor, time: float) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [B, span, d], and under guidance those without the prompt, from the same pass."""
+        guided = self.config.guidance != 1
+        if guided:
+            z = torch.cat([z, torch.where(self.frozen[rows], self.mask_id, z)])
+            rows = torch.cat([rows, rows + len(self.frozen)])
         t = torch.full(z.shape[:1], time, device=z.device)
-        if self.config.guidance == 1:
-            return run_trunk(self.denoiser, z, t), None
-        both = torch.cat([z, torch.where(frozen, self.mask_id, z)])
-        seen, blind = run_trunk(self.denoiser, both, t.repeat(2)).chunk(2)
+        if self.memory is None:
+            hidden = run_trunk(self.denoiser, z, t)
+        else:
+            hidden = self.memory.hidden(z, t, rows, self.span)
+        if not guided:
+            return hidden, None
+        seen, blind = hidden.chunk(2)
         return seen, blind
 
 

@@ -36,11 +36,12 @@ class How(TypedDict, total=False):
     block_length: int | None
     guidance: float
     confidence: str
+    refresh: int | None
 
 
 _SAMPLERS: dict[str, tuple[str, ...]] = {
     "ancestral": ("last", "impl"),
-    "confidence": ("block_length", "guidance", "confidence"),
+    "confidence": ("block_length", "guidance", "confidence", "refresh"),
 }
 _SHARED = ("steps", "temperature", "top_p")
 
