@@ -12,10 +12,10 @@ For example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
-from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
-from xdlm.sampling.ancestral import Last
+from xdlm.sampling import How, Trajectory, configure, parse_template, write
+from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
 from xdlm.tokens import TextTokenizer, known_tokenizer
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
@@ -37,19 +37,29 @@ Weights = Literal["ema", "raw"]
 Precision = Literal["float32", "bfloat16"]
 
 MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
-#: Tokens that are sampled together.
-_BATCH_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
 class TextSample:
     """Generated text. `nfe` is the largest number of forward passes that a sequence took;
-    `trajectory` holds every step of all texts, unless it was not asked for."""
+    `trajectory` holds every step of all texts, unless it was not asked for. `stopped` says of each text
+    whether it ended at an end-of-text token, which it is then without."""
 
     tokens: Tensor
     text: list[str]
     nfe: int
     trajectory: Trajectory | None
+    stopped: list[bool]
+
+
+class Completion(NamedTuple):
+    """What follows a prompt: tokens and text up to the end, whether the model ended it (or the room did),
+    and the forward passes that it took."""
+
+    tokens: list[int]
+    text: str
+    stopped: bool
+    nfe: int
 
 
 @dataclass(frozen=True)
@@ -87,41 +97,40 @@ class Model:
         self,
         n: int = 1,
         *,
-        steps: int = 32,
+        prompt: str = "",
         length: int | None = None,
+        new_tokens: int | None = None,
         seed: int = 0,
-        prefix: str = "",
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        last: Last = "sample",
-        impl: str = "thinned",
+        stop: bool = False,
+        batch_tokens: int = BATCH_TOKENS,
         trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
+        **how: Unpack[How],
     ) -> TextSample:
-        """Draw `n` texts, each a pure function of (seed, its number); `prefix` is kept in front."""
-        length = self.length if length is None else length
-        config = SamplerConfig(steps, Filter(temperature, top_p), last, impl)
-        ids = self.tokenizer.encode(prefix)
-        if not 1 <= length <= MAX_LENGTH:
-            raise UserError(f"length must lie in 1..{MAX_LENGTH:,}, got {length}")
-        if len(ids) >= length:
-            raise UserError(f"the prefix has {len(ids)} tokens and leaves no room in {length}")
-        holes = [None] * (length - len(ids))
-        return self._sample(n, [*ids, *holes], config, seed, trajectory, on_step)
+        """Draw `n` texts, each a pure function of (seed, its number); `prompt` is kept in front.
+
+        A text has `length` tokens with its prompt, or `new_tokens` behind it. With `stop` it ends where the
+        model writes the end-of-text token. `sampler="confidence"` decodes by the paper's Algorithm 1
+        instead of drawing from the model. So many texts as have `batch_tokens` go through it together.
+        """
+        ids = self.tokenizer.encode(prompt)
+        holes = _room(len(ids), length, new_tokens, self.length)
+        ends = (self.tokenizer.eos_id,) if stop else ()
+        return self._texts(
+            n, [*ids, *holes], how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens,
+            record=trajectory, on_step=on_step,
+        )  # fmt: skip
 
     def infill(
         self,
         template: str,
         *,
         n: int = 1,
-        steps: int = 32,
         seed: int = 0,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        last: Last = "sample",
-        impl: str = "thinned",
+        batch_tokens: int = BATCH_TOKENS,
         trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
+        **how: Unpack[How],
     ) -> TextSample:
         """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes.
 
@@ -130,8 +139,49 @@ class Model:
         ids: list[int | None] = []
         for piece in parse_template(template):
             ids += [None] * piece.hole if piece.hole else self.tokenizer.encode(piece.text)
-        config = SamplerConfig(steps, Filter(temperature, top_p), last, impl)
-        return self._sample(n, ids, config, seed, trajectory, on_step)
+        return self._texts(
+            n, ids, how, seed=seed, batch_tokens=batch_tokens, record=trajectory, on_step=on_step
+        )
+
+    def complete(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        new_tokens: int = 256,
+        seed: int = 0,
+        stop: bool = True,
+        stop_ids: Sequence[int] = (),
+        batch_tokens: int = BATCH_TOKENS,
+        on_step: Callable[[int, int], None] | None = None,
+        on_frame: Callable[[Tensor], None] | None = None,
+        **how: Unpack[How],
+    ) -> list[Completion]:
+        """Go on from each of some prompts, texts or ids of any lengths, with at most `new_tokens` tokens;
+        the completions are in the order of the prompts, and do not depend on each other.
+
+        A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of one length go through the
+        model together, `batch_tokens` at a time; `on_frame` is shown their tokens after every step.
+        """
+        if isinstance(prompts, str):
+            raise UserError("complete takes a list of prompts")
+        rows = [
+            [*(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt),
+             *_room(len(prompt), None, new_tokens, self.length)]
+            for prompt in prompts
+        ]  # fmt: skip
+        ends = (*((self.tokenizer.eos_id,) if stop else ()), *stop_ids)
+        found: dict[int, Completion] = {}
+        for index, drawn in self._write(
+            rows, how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens, on_step=on_step,
+            on_frame=on_frame,
+        ):  # fmt: skip
+            for i, row in enumerate(index):
+                end = int(drawn.ends[i])
+                tokens = drawn.tokens[i, rows[row].index(None) : end].tolist()
+                found[row] = Completion(
+                    tokens, self.tokenizer.decode(tokens), end < len(rows[row]), int(drawn.nfe[i])
+                )
+        return [found[row] for row in range(len(rows))]
 
     def perplexity(
         self,
@@ -180,52 +230,53 @@ class Model:
         )
         save_checkpoint(Path(folder), content)
 
-    def _sample(
-        self,
-        n: int,
-        ids: list[int | None],
-        config: SamplerConfig,
-        seed: int,
-        record: bool,
-        on_step: Callable[[int, int], None] | None,
+    def _texts(
+        self, n: int, ids: list[int | None], how: Mapping[str, Any], **args: Any
     ) -> TextSample:
-        """Sample around given ids; None is a position to fill. So many at a time as the device takes."""
-        check_writes(self.config)
-        assert self.process is not None
+        """`n` times the same row, filled; None is a hole."""
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
-        if len(ids) > MAX_LENGTH:
-            raise UserError(f"at most {MAX_LENGTH:,} tokens at once, got {len(ids)}")
-        given = torch.tensor([0 if i is None else i for i in ids])
-        frozen = torch.tensor([i is not None for i in ids])
-        batch = max(_BATCH_TOKENS // max(len(ids), 1), 1)
-        starts = range(0, n, batch)
-        parts: list[Sample] = []
-        for part, first in enumerate(starts):
-            size = min(batch, n - first)
-
-            def show(step: int, steps: int, done: int = part) -> None:
-                if on_step is not None:
-                    on_step(done * steps + step, len(starts) * steps)
-
-            parts.append(
-                sample(
-                    self.denoiser, self.process, batch=size, length=len(ids), config=config,
-                    seed=seed, first_index=first, given=given.expand(size, -1),
-                    frozen=frozen.expand(size, -1), record=record, on_step=show,
-                )
-            )  # fmt: skip
+        parts = [part.sample for part in self._write([ids] * n, how, **args)]
         tokens = torch.cat([part.tokens for part in parts]).cpu()
+        ends = torch.cat([part.ends for part in parts]).tolist()
         paths = [part.trajectory for part in parts if part.trajectory is not None]
-        path = None
-        if paths:
-            path = replace(paths[0], frames=torch.cat([each.frames for each in paths], dim=1))
         return TextSample(
             tokens=tokens,
-            text=[self.tokenizer.decode(row.tolist()) for row in tokens],
+            text=[
+                self.tokenizer.decode(row[:end])
+                for row, end in zip(tokens.tolist(), ends, strict=True)
+            ],
             nfe=max(int(part.nfe.max()) for part in parts),
-            trajectory=path,
+            trajectory=join_trajectories(paths) if paths else None,
+            stopped=[end < len(ids) for end in ends],
         )
+
+    def _write(
+        self, rows: Sequence[Sequence[int | None]], how: Mapping[str, Any], **args: Any
+    ) -> list[Part]:
+        check_writes(self.config)
+        assert self.process is not None
+        longest = max(map(len, rows), default=0)
+        if longest > MAX_LENGTH:
+            raise UserError(f"at most {MAX_LENGTH:,} tokens at once, got {longest}")
+        config = configure(how, self.process)
+        return write(self.denoiser, self.process, rows, config=config, **args)
+
+
+def _room(n_prompt: int, length: int | None, new_tokens: int | None, default: int) -> list[None]:
+    """The holes behind a prompt of so many tokens."""
+    if new_tokens is not None:
+        if length is not None:
+            raise UserError("give length, which counts the prompt, or new_tokens, not both")
+        if not 1 <= new_tokens <= MAX_LENGTH:
+            raise UserError(f"new_tokens must lie in 1..{MAX_LENGTH:,}, got {new_tokens}")
+        return [None] * new_tokens
+    length = default if length is None else length
+    if not 1 <= length <= MAX_LENGTH:
+        raise UserError(f"length must lie in 1..{MAX_LENGTH:,}, got {length}")
+    if n_prompt >= length:
+        raise UserError(f"the prompt has {n_prompt} tokens and leaves no room in {length}")
+    return [None] * (length - n_prompt)
 
 
 def load(

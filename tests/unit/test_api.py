@@ -30,15 +30,15 @@ def model_of(kind: str) -> Model:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prefix_stays_in_front(kind: str) -> None:
+def test_prompt_stays_in_front(kind: str) -> None:
     model = model_of(kind)
-    prefix = "It was a dark night"
-    drawn = model.sample(3, steps=4, prefix=prefix, seed=1)
-    ids = model.tokenizer.encode(prefix)
+    prompt = "It was a dark night"
+    drawn = model.sample(3, steps=4, prompt=prompt, seed=1)
+    ids = model.tokenizer.encode(prompt)
     assert drawn.tokens.shape == (3, 24)
     for frame in drawn.trajectory.frames:
         assert frame[:, : len(ids)].tolist() == [ids] * 3
-    assert all(text.startswith(prefix) for text in drawn.text)
+    assert all(text.startswith(prompt) for text in drawn.text)
     assert len(set(drawn.text)) == 3
 
 
@@ -55,15 +55,85 @@ def test_infilling_keeps_the_rest(kind: str) -> None:
         assert len(row) == first + 4 + second + 1 + third
 
 
-def test_many_samples_are_those_of_small_batches(monkeypatch) -> None:
+def test_many_samples_are_those_of_small_batches() -> None:
     model = load("pocket", device="cpu")
     together = model.sample(5, steps=2, length=8, seed=3)
     steps: list[tuple[int, int]] = []
-    monkeypatch.setattr("xdlm.api._BATCH_TOKENS", 2 * 8 + 7)
-    apart = model.sample(5, steps=2, length=8, seed=3, on_step=lambda *s: steps.append(s))
+    apart = model.sample(
+        5, steps=2, length=8, seed=3, batch_tokens=2 * 8 + 7, on_step=lambda *s: steps.append(s)
+    )
     assert torch.equal(together.tokens, apart.tokens)
     assert torch.equal(together.trajectory.frames, apart.trajectory.frames)
     assert steps[-1] == (9, 9) and len(steps) == 9
+
+
+@pytest.mark.parametrize("kind", ["masked", "mixed", "gidd"])
+def test_confidence_decoding_fills_every_mask(kind: str) -> None:
+    """Prompts and templates, in blocks; only uniform noise has tokens rewritten."""
+    model = model_of(kind)
+    how = {"sampler": "confidence", "steps": 16, "block_length": 8}
+    drawn = model.sample(2, prompt="It was", new_tokens=20, seed=1, **how)
+    ids = model.tokenizer.encode("It was")
+    assert drawn.tokens[:, : len(ids)].tolist() == [ids] * 2
+    assert drawn.tokens.shape == (2, len(ids) + 20) and drawn.nfe <= 16
+    assert not (drawn.tokens == model.process.vocab.mask_id).any()
+    rewritten = sum(drawn.trajectory.counts()[Change.REFINE])
+    assert (rewritten > 0) == (kind != "masked")
+    as_llada = model.mixed(0).sample(2, prompt="It was", new_tokens=20, seed=1, **how)
+    assert sum(as_llada.trajectory.counts()[Change.REFINE]) == 0
+    filled = model.infill("The cat <mask:4> the<mask> mat.", n=2, sampler="confidence", steps=5)
+    assert all(text.startswith("The cat") and text.endswith(" mat.") for text in filled.text)
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence"])
+def test_completions_do_not_depend_on_each_other(sampler: str) -> None:
+    """Prompts of unequal length, in any company, and in the order in which they were given."""
+    model = load("pocket", device="cpu")
+    prompts = ["The", "It was a dark night, and", "", "He", "When I came down to"]
+    how = {"new_tokens": 12, "steps": 6, "seed": 2, "sampler": sampler}
+    together = model.complete(prompts, **how)
+    assert together == model.complete(prompts, batch_tokens=1, **how)
+    # The first of a list has number 0, whoever follows.
+    assert together[0] == model.complete(prompts[:1], **how)[0]
+    ids = [model.tokenizer.encode(prompt) for prompt in prompts]
+    assert together == model.complete(ids, **how)
+    assert all(len(c.tokens) == 12 or c.stopped for c in together)
+    assert model.complete([], **how) == []
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence"])
+def test_a_text_ends_where_the_model_ends_it(sampler: str) -> None:
+    model = model_of("masked")
+    eos = model.tokenizer.eos_id
+    torch.nn.init.zeros_(model.denoiser.head_weight)
+    bias = model.denoiser.head_bias.data.fill_(-50.0)
+    bias[eos], bias[300] = 0.0, -0.5
+    drawn = model.sample(8, steps=16, length=16, stop=True, sampler=sampler, prompt="It")
+    whole = model.sample(8, steps=16, length=16, sampler=sampler, prompt="It")
+    assert any(drawn.stopped) and whole.stopped == [False] * 8
+    for row, text, stopped in zip(drawn.tokens.tolist(), drawn.text, drawn.stopped, strict=True):
+        end = row.index(eos) if eos in row else len(row)
+        assert stopped == (end < len(row)) and text == model.tokenizer.decode(row[:end])
+    for completion in model.complete(["It"] * 8, new_tokens=14, steps=14, sampler=sampler):
+        assert eos not in completion.tokens and completion.stopped == (len(completion.tokens) < 14)
+
+
+def test_settings_of_the_other_sampler_are_refused() -> None:
+    model = model_of("mixed")
+    for how, says in (
+        ({"sampler": "confident"}, "did you mean 'confidence'"),
+        ({"sampler": "confidence", "impl": "dense"}, "impl has no meaning for the confidence"),
+        ({"block_length": 8}, "block_length has no meaning for the ancestral"),
+        ({"stepps": 8}, "unknown setting 'stepps'; did you mean 'steps'"),
+        ({"length": 8, "new_tokens": 4}, "not both"),
+        ({"new_tokens": 0}, "new_tokens must lie in"),
+    ):
+        with pytest.raises(UserError, match=says):
+            model.sample(1, **how)
+    with pytest.raises(UserError, match="this model's noise has none"):
+        model_of("uniform").sample(1, sampler="confidence")
+    with pytest.raises(UserError, match="a list of prompts"):
+        model.complete("text")
 
 
 def test_packing_is_that_of_training() -> None:

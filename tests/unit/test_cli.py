@@ -73,6 +73,13 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["sample", "--temperature", "1e-45"], "temperature must be"),
         (["sample", "--device", "mps"], "unknown device"),
         (["sample", "--impl", "dens"], "did you mean 'dense'"),
+        (["sample", "--block-length", "8"], "no meaning for the ancestral sampler"),
+        (["sample", "--sampler", "confidence", "--guidance", "2"], "needs a prompt"),
+        (["sample", "--template", "a <mask:3>", "--stop"], "--template fixes"),
+        (
+            ["sample", "--sampler", "confidence", "--steps", "2", "--block-length", "1"],
+            "2 steps cannot fill",
+        ),
         (["sample", "--steps", "2", "--html", "."], "it is a folder"),
         (["sample", "--steps", "2", "--html", ""], "it is a folder"),
         (["eval", "ppl", "--batch", "0"], "--draws and --batch must be"),
@@ -101,7 +108,7 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["train", RECIPE, "--optim.lr", "nan"], "optim.lr must be positive"),
         (["train", RECIPE, "--resume"], "nothing to resume"),
         (["export", "--model", "pocket", "--out", "."], "already exists"),
-        (["sample", "--length", "3", "--prefix", "far too long a beginning"], "leaves no room"),
+        (["sample", "--length", "3", "--prompt", "far too long a beginning"], "leaves no room"),
         (["eval", "pp"], "did you mean 'ppl'"),
         (["eval", "ppl", "--data", "corpus:test"], "no corpus"),
         (["eval", "ppl", "--draws", "0"], "--draws and --batch must be"),
@@ -153,6 +160,19 @@ def test_sample_writes_what_it_shows(capsys, tmp_path: Path) -> None:
     assert len(record["text"]) == 2
     assert all(text.strip() in shown for text in record["text"])
     assert "<html" in files[0].read_text()
+
+
+def test_sample_by_confidence(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    main(["sample", "--prompt", "It was", "--sampler", "confidence", "--new-tokens", "16", "--k", "0.5",
+          "--steps", "8", "--block-length", "4", "--guidance", "1.5", "--stop", "--show",
+          "--json", str(file)])  # fmt: skip
+    out, err = capsys.readouterr()
+    record = json.loads(file.read_text())
+    assert record["text"][0].startswith("It was") and record["text"][0] in out
+    assert (record["sampler"], record["k"]) == ("confidence", 0.5)
+    assert (record["block_length"], record["guidance"], record["nfe"]) == (4, 1.5, 16)
+    assert f"{sum(record['stopped'])} of 1 ended" in " ".join(err.split())
 
 
 def test_sample_fills_a_template(capsys) -> None:

@@ -175,7 +175,10 @@ def test_samples_do_not_depend_on_the_batch() -> None:
     oracle = Oracle(lambda z, t: logits.expand(*z.shape, N), N)
     args = {"length": 20, "config": SamplerConfig(steps=8), "seed": 4}
     whole = sample(oracle, process, batch=6, **args).tokens
-    parts = [sample(oracle, process, batch=2, first_index=i, **args).tokens for i in (0, 2, 4)]
+    parts = [
+        sample(oracle, process, batch=2, index=torch.arange(i, i + 2), **args).tokens
+        for i in (0, 2, 4)
+    ]
     assert torch.equal(whole, torch.cat(parts))
 
 

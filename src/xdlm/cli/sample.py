@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from xdlm.cli.record import write_json
 from xdlm.errors import UserError
 from xdlm.evaluation.provenance import provenance
 from xdlm.files import write_atomic
+from xdlm.sampling import How, configure
 
 _DESCRIPTION = """Generate text with a model; without options, with the bundled one.
 
@@ -23,13 +25,27 @@ The text (and with --show how it came about) goes to standard output, the rest t
 examples:
   xdlm sample
   xdlm sample --n 4 --steps 64 --temperature 0.8 --seed 1
-  xdlm sample --prefix "It was a dark night, and"
+  xdlm sample --prompt "It was a dark night, and"
   xdlm sample --template "The <mask:12> sat on the mat." --show
+  xdlm sample --prompt "He said that" --sampler confidence --block-length 32 --new-tokens 64 --stop
   xdlm sample --html trajectory.html
 """
-#: Settings that go into the JSON record.
-_RECORDED = ("model", "n", "steps", "length", "seed", "prefix", "template", "temperature", "top_p",
-             "last", "impl", "k")  # fmt: skip
+#: Settings that go into the JSON record, beside the sampler's own.
+_RECORDED = (
+    "model",
+    "n",
+    "length",
+    "new_tokens",
+    "seed",
+    "prompt",
+    "template",
+    "stop",
+    "sampler",
+    "k",
+)
+#: Settings of the sampler; those left out are its own defaults.
+_HOW = ("sampler", "steps", "temperature", "top_p", "last", "impl", "block_length", "guidance",
+        "confidence", "refresh")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,12 +55,14 @@ class Options:
     n: int = 1
     """How many texts."""
     steps: int = 32
-    """Reverse steps; the final denoise comes on top."""
+    """Steps; with the ancestral sampler the final denoise comes on top."""
     length: int | None = None
-    """Tokens per text; by default as many as in a row of training."""
+    """Tokens per text, its prompt included; by default as many as in a row of training."""
+    new_tokens: int | None = None
+    """Tokens to write behind the prompt, instead of --length."""
     seed: int = 0
     """Same seed, same text."""
-    prefix: str = ""
+    prompt: str = ""
     """Text to begin with; it is never changed."""
     template: str | None = None
     """Text with holes to fill: <mask:12> is a hole of 12 tokens, with the space before it."""
@@ -52,12 +70,28 @@ class Options:
     """Below 1 is more careful, 0 takes the most likely token."""
     top_p: float = 1.0
     """Draw among the most likely tokens that together have this probability."""
-    last: Literal["sample", "argmax"] = "sample"
-    """How the final denoise picks tokens."""
-    impl: str = "thinned"
-    """thinned is fast, dense its slow twin of the same law."""
+    sampler: Literal["ancestral", "confidence"] = "ancestral"
+    """ancestral draws from the model by exact reverse steps; confidence fills the surest masks first and,
+    as far as the noise is uniform, rewrites tokens that it doubts (the paper's Algorithm 1)."""
+    last: Literal["sample", "argmax"] | None = None
+    """ancestral: how the final denoise picks tokens (default sample)."""
+    impl: str | None = None
+    """ancestral: thinned is fast (default), dense its slow twin of the same law."""
+    block_length: int | None = None
+    """confidence: write blocks of so many tokens one after the other; by default all at once."""
+    guidance: float | None = None
+    """confidence: scale of guidance by the prompt; 1 is off (default)."""
+    confidence: Literal["token", "entropy", "margin", "random"] | None = None
+    """confidence: what is filled first: where the token drawn is likeliest (token, default), the prediction
+    has the lowest entropy or the widest margin, or anywhere."""
+    refresh: int | None = None
+    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
+    an approximation; by default on all in every step."""
+    stop: bool = False
+    """End a text where the model writes the end-of-text token."""
     k: float | None = None
-    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
+    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with; with the
+    confidence sampler 0 rewrites nothing, as in LLaDA."""
     weights: Literal["ema", "raw"] = "ema"
     """Averaged weights, or those that training left."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -74,9 +108,11 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm sample", description=_DESCRIPTION)
-    if options.template is not None and (options.prefix or options.length is not None):
+    fixed = options.prompt or options.stop or (options.length, options.new_tokens) != (None, None)
+    if options.template is not None and fixed:
         raise UserError(
-            "--template fixes prefix and length itself; leave --prefix and --length out"
+            "--template fixes prompt and length itself; leave --prompt, --length, --new-tokens and "
+            "--stop out"
         )
     model = load(
         options.model, device=options.device, weights=options.weights, precision=options.precision
@@ -96,7 +132,9 @@ def run(arguments: list[str]) -> None:
         record = {
             **provenance(model),
             **{field: getattr(options, field) for field in _RECORDED},
+            **_settings(model, options),
             "nfe": result.nfe,
+            "stopped": result.stopped,
             "text": result.text,
             "tokens": result.tokens.tolist(),
         }
@@ -109,25 +147,39 @@ def run(arguments: list[str]) -> None:
         if options.n > 1:
             print(f"--- {i} ---")
         print(text)
+    ended = f", {sum(result.stopped)} of {options.n} ended" if options.stop else ""
     console().print(
-        f"{options.model} ({model.weights} weights): {options.steps} steps, {result.nfe} forward passes",
+        f"{options.model} ({model.weights} weights): {options.steps} steps, {result.nfe} forward passes"
+        f"{ended}",
         style="dim", highlight=False, markup=False,
     )  # fmt: skip
 
 
+def _how(options: Options) -> How:
+    """The sampler's settings that were given."""
+    given = {name: getattr(options, name) for name in _HOW}
+    return cast(How, {name: value for name, value in given.items() if value is not None})
+
+
+def _settings(model: Model, options: Options) -> dict[str, Any]:
+    """All of the sampler's settings, defaults included."""
+    assert model.process is not None
+    settings = dataclasses.asdict(configure(_how(options), model.process))
+    return {**settings.pop("filter"), **settings}
+
+
 def _draw(model: Model, options: Options) -> TextSample:
-    record = options.show or options.html is not None
+    record, how = options.show or options.html is not None, _how(options)
     with progress("sampling") as show:
         if options.template is not None:
             return model.infill(
-                options.template, n=options.n, steps=options.steps, seed=options.seed,
-                temperature=options.temperature, top_p=options.top_p, last=options.last,
-                impl=options.impl, trajectory=record, on_step=show,
+                options.template, n=options.n, seed=options.seed, trajectory=record, on_step=show,
+                **how,
             )  # fmt: skip
         return model.sample(
-            options.n, steps=options.steps, length=options.length, seed=options.seed,
-            prefix=options.prefix, temperature=options.temperature, top_p=options.top_p,
-            last=options.last, impl=options.impl, trajectory=record, on_step=show,
+            options.n, prompt=options.prompt, length=options.length,
+            new_tokens=options.new_tokens, seed=options.seed, stop=options.stop,
+            trajectory=record, on_step=show, **how,
         )  # fmt: skip
 
 
@@ -136,6 +188,7 @@ def _details(model: Model, options: Options, result: TextSample) -> dict[str, st
     return {
         "model": f"{options.model}, step {model.step}, {model.weights} weights",
         "noise": process.kind + (f", k = {process.k}" if process.k is not None else ""),
+        "sampler": options.sampler,
         "steps": str(options.steps),
         "forward passes": str(result.nfe),
         "seed": str(options.seed),

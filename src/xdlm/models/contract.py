@@ -7,10 +7,16 @@ all of them, and losses fuse it with their sums over the vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from xdlm.errors import UserError
+
+#: Of a layer by number: its keys and values [B, heads, l, d] on their way into attention, and those, of as
+#: many positions as one likes, that attention sees in their place.
+Exchange = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Denoiser(nn.Module, ABC):
@@ -31,6 +37,11 @@ class Denoiser(nn.Module, ABC):
 
         `label` [B] holds class ids; -1 stands for "no class".
         """
+
+    def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
+        """Hidden states [B, l, D] of a stretch `z` [B, l] of longer rows, from position `start` on, with
+        every layer's keys and values passed through `exchange`."""
+        raise UserError("this backbone cannot be run on a part of a row: leave refresh out")
 
     @property
     @abstractmethod

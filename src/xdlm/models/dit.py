@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
-from xdlm.models.contract import Denoiser
+from xdlm.models.contract import Denoiser, Exchange
 from xdlm.ops.device import has_triton
 from xdlm.ops.padding import make_room
 
@@ -135,11 +136,26 @@ class DiT(Denoiser):
         return 6 * (self.config.depth * layer + head) + 12 * self.config.depth * seen * width
 
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        return self._hidden(z, t, label)
+
+    def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
+        if self.causal:
+            raise UserError("a model that looks back alone cannot be run on a part of a row")
+        return self._hidden(z, t, None, start, exchange)
+
+    def _hidden(
+        self,
+        z: Tensor,
+        t: Tensor,
+        label: Tensor | None,
+        start: int = 0,
+        exchange: Exchange | None = None,
+    ) -> Tensor:
         cond = F.silu(self._condition(t, label))
-        length = z.shape[1]
-        if length > len(self._table[0]):
-            self._fill_table(2 * length)
-        angles = (self._table[0][:length], self._table[1][:length])
+        stop = start + z.shape[1]
+        if stop > len(self._table[0]):
+            self._fill_table(2 * stop)
+        angles = (self._table[0][start:stop], self._table[1][start:stop])
         modulation = self.modulation(cond).split(self.config.width, dim=-1)
         h, branch = self.embed(z), None
         kernels = self.kernels and kernels_can_run(h)
@@ -147,7 +163,10 @@ class DiT(Denoiser):
         how = How(kernels, in_place=kernels and not torch.is_grad_enabled())
         seeds = self._dropout_seeds(kernels)
         for i, block in enumerate(self.blocks):
-            h, branch = block(h, branch, modulation[6 * i : 6 * i + 6], angles, how, seeds[i])
+            given = None if exchange is None else partial(exchange, i)
+            h, branch = block(
+                h, branch, modulation[6 * i : 6 * i + 6], angles, how, seeds[i], given
+            )
         return self.final_norm(h, branch, *modulation[-2:], how)[1]
 
     def _dropout_seeds(self, kernels: bool) -> Sequence[Tensor | None]:
@@ -214,18 +233,25 @@ class Block(nn.Module):
         angles: Angles,
         how: How,
         seeds: Tensor | None,
+        exchange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Branch]:
         """The stream before the MLP's output is added to it, and that output."""
         dropout = self.dropout if self.training else 0.0
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
         seed, mlp_seed = (None, None) if seeds is None else seeds.split(1)
         h, normed = self.attn_norm(h, branch, shift, scale, how)
-        attended = Branch(self._attend(normed, angles, how), None, gate, dropout, seed)
+        attended = Branch(self._attend(normed, angles, how, exchange), None, gate, dropout, seed)
         h, normed = self.mlp_norm(h, attended, mlp_shift, mlp_scale, how)
         value, bias = self._mlp(normed, how)
         return h, Branch(value, bias, mlp_gate, dropout, mlp_seed)
 
-    def _attend(self, h: Tensor, angles: Angles, how: How) -> Tensor:
+    def _attend(
+        self,
+        h: Tensor,
+        angles: Angles,
+        how: How,
+        exchange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
+    ) -> Tensor:
         if how.kernels and _is_plain(self.qkv):
             from xdlm.ops.fused_rotary import fused_qkv
 
@@ -234,6 +260,8 @@ class Block(nn.Module):
             qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
             q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
             q, k = rotate(q, angles), rotate(k, angles)
+        if exchange is not None:
+            k, v = exchange(k, v)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         attended = attended.transpose(1, 2).flatten(2)
         if how.in_place and _is_plain(self.attn_out):

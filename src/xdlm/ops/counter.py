@@ -31,6 +31,7 @@ class Stream(IntEnum):
     TOKEN = 6
     NOISE = 7
     ROW_THINNING = 8
+    ORDER = 9
 
 
 def uniform(seed: int, stream: Stream, sample: Tensor, position: Tensor, step: int = 0) -> Tensor:

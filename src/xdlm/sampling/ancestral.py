@@ -7,7 +7,7 @@ the last, the final denoise, goes from the shortest time to the data. So `steps`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
@@ -22,6 +22,7 @@ from xdlm.ops import Stream, categorical, forbid, uniform
 from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling.filters import Filter
+from xdlm.sampling.result import Sample, find_ends
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.trajectory import Trajectory
 from xdlm.structs import Coefs
@@ -77,17 +78,6 @@ class _Run(NamedTuple):
     label: Tensor | None
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The result of a run. `nfe` [B] counts the forward passes that each sequence went through: at
-    most one a step, none where nothing of it needed the model."""
-
-    tokens: Tensor
-    nfe: Tensor
-    head_rows: int
-    trajectory: Trajectory | None
-
-
 def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
     """`steps` equal legs from pure noise at t = 1 down to t_min, then the one to the data.
 
@@ -114,22 +104,25 @@ def sample(
     length: int,
     config: SamplerConfig | None = None,
     seed: int = 0,
-    first_index: int = 0,
+    index: Tensor | None = None,
     given: Tensor | None = None,
     frozen: Tensor | None = None,
     label: Tensor | None = None,
+    stop_ids: Sequence[int] = (),
     record: bool = False,
     on_step: Callable[[int, int], None] | None = None,
+    on_frame: Callable[[Tensor], None] | None = None,
 ) -> Sample:
     """Draw `batch` sequences of `length` tokens.
 
     Positions where `frozen` [B, L] holds keep the tokens of `given` [B, L] throughout, under every
-    noise type. Sequence i is a pure function of (seed, first_index + i): batches of any size give
-    the same sequences up to the model's own rounding.
+    noise type. Sequence i is a pure function of (seed, index[i]), where `index` counts from 0 unless
+    given: batches of any size give the same sequences up to the model's own rounding. `stop_ids` are
+    looked for when all is done: no step knows where a text will end.
     """
     config = config if config is not None else SamplerConfig()
     device = denoiser.head_weight.device
-    index = (first_index + torch.arange(batch, device=device))[:, None]
+    index = (torch.arange(batch) if index is None else index).to(device)[:, None]
     position = torch.arange(length, device=device)[None]
 
     def draw(stream: Stream, step: int) -> Tensor:
@@ -166,12 +159,15 @@ def sample(
         if record:
             frames.append(z.to(torch.int32))
             times.append(leg.s)
+        if on_frame is not None:
+            on_frame(z)
         if on_step is not None:
             on_step(i + 1, config.steps + 1)
     path = None
     if record:
         path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
-    return Sample(z, nfe.cpu(), head_rows, path)
+    ends = find_ends(z, torch.ones_like(z, dtype=torch.bool) if free is None else free, stop_ids)
+    return Sample(z, nfe.cpu(), head_rows, path, ends.cpu())
 
 
 def _thinned_step(

@@ -88,6 +88,10 @@ class TextTokenizer:
         """Number of tokens, without the mask."""
         return self._tokenizer.get_vocab_size()
 
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name; None if there is none."""
+        return self._tokenizer.token_to_id(token)
+
     def to_json(self) -> str:
         return self._tokenizer.to_str()
 
