@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
-from xdlm.models.contract import Denoiser
+from xdlm.models.contract import BackboneConfig, Denoiser
 from xdlm.ops.device import has_triton
 from xdlm.ops.padding import make_room
 
@@ -26,8 +26,10 @@ Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class DiTConfig:
+class DiTConfig(BackboneConfig):
     """The shape of a DiT."""
+
+    kind: ClassVar[str] = "dit"
 
     depth: int = 12
     """Number of transformer blocks."""
