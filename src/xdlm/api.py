@@ -31,7 +31,8 @@ from xdlm.sampling.ancestral import Last
 from xdlm.tokens import TextTokenizer, known_tokenizer
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
-from xdlm.training.trained import bundled, find_checkpoint, read_trained
+from xdlm.training.folders import PublishedOther
+from xdlm.training.trained import bundled, find_model, read_trained
 
 Weights = Literal["ema", "raw"]
 Precision = Literal["float32", "bfloat16"]
@@ -235,7 +236,7 @@ def load(
     weights: Weights = "ema",
     precision: Precision = "float32",
 ) -> Model:
-    """Load a bundled model by name, or a checkpoint or run folder by path.
+    """Load a bundled model by name, or by path a checkpoint, a run, or LLaDA as it is published.
 
     Averaged weights are used unless `weights="raw"` asks for those that training left. `precision` is the
     trunk's; what is computed from its output is float32 or better in any case.
@@ -243,9 +244,15 @@ def load(
     for what, value, known in (("weights", weights, Weights), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UserError(f"unknown {what} '{value}'{did_you_mean(value, get_args(known))}")
-    checkpoint = find_checkpoint(name)
-    denoiser, process, tokenizer, used = read_trained(checkpoint, weights=weights)
-    denoiser.to(pick_device(device), getattr(torch, precision))
+    checkpoint = find_model(name)
+    if isinstance(checkpoint, PublishedOther):
+        raise UserError(
+            f"{name} was not trained under noise; adapt it first (model: {{kind: pretrained, path: "
+            f"{name}}} in a recipe), or take it as it is with xdlm import --from transformers"
+        )
+    denoiser, process, tokenizer, used = read_trained(
+        checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
+    )
     return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
 

@@ -201,8 +201,9 @@ class TrainConfig:
     out: str = "runs/default"
     """Folder for checkpoints and logs."""
     start: str | None = None
-    """Begin with the weights of this model (a bundled name, a checkpoint folder or a run folder), averaged
-    ones if it has them; by default with random ones."""
+    """Begin with the weights of this model (a bundled name, a checkpoint or run folder, or LLaDA or a
+    transformers model as published), averaged ones if it has them; by default with random ones, or those
+    of model.path."""
     steps: int = 1_000_000
     """Optimiser steps."""
     minutes: float | None = None

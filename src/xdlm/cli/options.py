@@ -26,8 +26,9 @@ def parse(
             if default is None:
                 return tyro.cli(cls, args=arguments, prog=prog, description=description)
             return tyro.cli(
-                cls, args=arguments, prog=prog, description=description, default=default
-            )
+                cls, args=arguments, prog=prog, description=description, default=default,
+                config=(tyro.conf.AvoidSubcommands,),  # of several kinds, that of the default
+            )  # fmt: skip
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdlm.api import find_checkpoint, load_tokenizer
+from xdlm.api import find_model, load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.config import DataConfig, RunConfig, load_config
@@ -71,8 +71,8 @@ def run(arguments: list[str]) -> None:
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        elif config.train.start is not None:
-            trainer.start_from(find_checkpoint(config.train.start))
+        elif start := config.train.start or config.model.start():
+            trainer.start_from(find_model(start))
         in_order = trainer.run()
     if not in_order:
         sys.exit(130)

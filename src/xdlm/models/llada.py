@@ -73,24 +73,21 @@ class Llada(Denoiser):
         if causal:
             raise UserError("LLaDA looks both ways: train it under noise, not autoregressively")
         self.config = config
-        parts = nn.ModuleDict()
-        parts["wte"] = nn.Embedding(vocab_size, config.width)
-        parts["blocks"] = nn.ModuleList(Block(config) for _ in range(config.depth))
-        parts["ln_f"] = nn.RMSNorm(config.width, config.norm_eps)
-        parts["ff_out"] = nn.Linear(config.width, vocab_size, bias=False)
-        self.model = nn.ModuleDict({"transformer": parts})
+        self.model = nn.ModuleDict({"transformer": Parts(config)})
         for parameter in self.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
         self._fill_table(min(config.context, 1024))
 
     @property
-    def _parts(self) -> nn.ModuleDict:
-        return self.model["transformer"]  # type: ignore[return-value]
+    def parts(self) -> Parts:
+        found = self.model["transformer"]
+        assert isinstance(found, Parts)
+        return found
 
     @property
     def head_weight(self) -> Tensor:
-        return self._parts["ff_out"].weight  # type: ignore[return-value]
+        return self.parts.ff_out.weight
 
     @property
     def head_bias(self) -> None:
@@ -105,10 +102,10 @@ class Llada(Denoiser):
             self._fill_table(2 * length)
         angles = (self._table[0][:length], self._table[1][:length])
         seen = None if padding is None else ~padding[:, None, None]
-        h = self._parts["wte"](z)
-        for block in self._parts["blocks"]:  # type: ignore[union-attr]
+        h = self.parts.wte(z)
+        for block in self.parts.blocks:
             h = block(h, angles, seen)
-        return self._parts["ln_f"](h)
+        return self.parts.ln_f(h)
 
     def flops_per_token(self, length: int, head_share: float = 1.0) -> float:
         """As for a DiT: 6 per weight that a token is multiplied with, 12 x length x width per layer."""
@@ -134,6 +131,17 @@ class Llada(Denoiser):
 
     def replay_state(self) -> list[Tensor]:
         return [*super().replay_state(), *self._table]
+
+
+class Parts(nn.Module):
+    """What the published names call `model.transformer`; `ff_out` is the head."""
+
+    def __init__(self, config: LladaConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.ln_f = nn.RMSNorm(config.width, config.norm_eps)
+        self.ff_out = nn.Linear(config.width, config.vocab_size, bias=False)
 
 
 class Block(nn.Module):

@@ -17,8 +17,14 @@ END_OF_TEXT = "<|endoftext|>"
 #: The file that holds a tokenizer, in a folder of its own or beside a model's weights.
 FILE_NAME = "tokenizer.json"
 MAX_VOCAB = 10_000_000
-#: The tokens that begin and end a document, by family: GPT-2 (one for both), BERT, Llama.
-_ENDS = ((END_OF_TEXT, END_OF_TEXT), ("[CLS]", "[SEP]"), ("<s>", "</s>"))
+#: The tokens that begin and end a document, by family: LLaDA, GPT-2 (one for both), BERT, Llama 2 and 3.
+_ENDS = (
+    ("<|startoftext|>", END_OF_TEXT),
+    (END_OF_TEXT, END_OF_TEXT),
+    ("[CLS]", "[SEP]"),
+    ("<s>", "</s>"),
+    ("<|begin_of_text|>", "<|end_of_text|>"),
+)
 
 
 class TextTokenizer:

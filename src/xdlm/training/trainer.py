@@ -39,6 +39,7 @@ from xdlm.training.curves import open_curves
 from xdlm.training.device import describe, pick_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
+from xdlm.training.folders import Source
 from xdlm.training.loader import Loader, StepBatches
 from xdlm.training.loss import make_loss
 from xdlm.training.meter import Meter
@@ -93,7 +94,7 @@ class Trainer:
         own = local_device() if wanted in ("auto", "cuda") else None
         self.device = pick_device(own or wanted)
         self.precision = pick_precision(config.train.precision, self.device)
-        vocab = config.process.vocab(tokenizer.size)
+        vocab = config.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
         self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
@@ -347,14 +348,16 @@ class Trainer:
         self.step = self._saved_at = checkpoint.step
         self._before = float(checkpoint.meta.get("seconds", 0.0))
 
-    def start_from(self, checkpoint: Checkpoint) -> None:
+    def start_from(self, checkpoint: Source) -> None:
         """Begin a run of its own with the weights of another, averaged ones if it has them."""
         if checkpoint.tokenizer().to_json() != self.tokenizer.to_json():
             raise UserError(
                 f"train.start: {checkpoint.folder} has another tokenizer than data.tokenizer"
             )
-        for weights in (dict(self.model.named_parameters()), self.ema.average):
-            checkpoint.read_into(MODEL, weights, whose="this recipe's model")
+        weights = dict(self.model.named_parameters())
+        checkpoint.read_into(MODEL, weights, whose="this recipe's model")
+        for name, average in self.ema.average.items():
+            average.copy_(weights[name].detach())
 
 
 def _mixed_seed(*numbers: int) -> int:
