@@ -12,6 +12,7 @@ For example:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from xdlm.sampling.ancestral import Last
 from xdlm.tokens import TextTokenizer, known_tokenizer
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
-from xdlm.training.folders import PublishedOther
+from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
 from xdlm.training.trained import bundled, find_model, read_trained
 
 Weights = Literal["ema", "raw"]
@@ -180,6 +181,33 @@ class Model:
             self.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
         )
         save_checkpoint(Path(folder), content)
+
+    def publish(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        """Write a folder as hubs hold it: config.json, safetensors, tokenizer.json and a model card."""
+        denoiser = self.denoiser if dtype is None else copy.deepcopy(self.denoiser).to(dtype)
+        write_published(
+            Path(folder), denoiser, self.tokenizer, self._card(), shard_bytes=shard_bytes
+        )
+
+    def _card(self) -> str:
+        """What the model is and how to use it, with the header that hubs read."""
+        noise = self.sampled_as or self.config.process
+        name = f"{noise.kind} (k = {noise.k})" if noise.k is not None else noise.kind
+        return (
+            "---\nlibrary_name: xdlm\npipeline_tag: text-generation\n"
+            "tags: [discrete-diffusion, masked-diffusion]\n---\n\n"
+            f"A discrete diffusion language model ({self.config.model.kind}) trained under {name} noise: "
+            f"{self.weights} weights of step {self.step}, rows of {self.length} tokens.\n\n"
+            "    from xdlm import load\n\n"
+            '    model = load("this-folder")\n'
+            "    print(model.sample(1, steps=32).text[0])\n"
+        )
 
     def _sample(
         self,

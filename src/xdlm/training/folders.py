@@ -21,6 +21,7 @@ from xdlm.files import atomic_folder
 from xdlm.models import Denoiser, LladaConfig, ModelConfig, PretrainedConfig
 from xdlm.models.pretrained import Pretrained
 from xdlm.tokens import TextTokenizer
+from xdlm.training.checkpoint import MODEL
 from xdlm.training.tensors import check_fit, fill, layout_of_file, read_file, save_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -65,7 +66,9 @@ class PublishedLlada:
     def read_into(
         self, name: str, targets: Mapping[str, Tensor], *, whose: str = f"its {CONFIG}"
     ) -> None:
-        """The one set of weights that there is, whatever its `name`; strictly."""
+        """Strictly, and tensor by tensor."""
+        if name != MODEL:
+            raise UserError(f"{self.folder} has one set of weights, and no raw ones beside it")
         files = _files_of(self.folder)
         try:
             layout = {key: value for file in files for key, value in layout_of_file(file).items()}
