@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xdlm.config import ProcessConfig, RunConfig
+from xdlm.config import LoraConfig, ProcessConfig, RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
@@ -30,6 +30,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.sampling import Filter, Sample, SamplerConfig, Trajectory, parse_template, sample
 from xdlm.sampling.ancestral import Last
 from xdlm.tokens import TextTokenizer, known_tokenizer
+from xdlm.training.adapters import merge_adapters
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
 from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
@@ -171,14 +172,24 @@ class Model:
             texts, self.tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame
         )
 
+    def merged(self) -> Model:
+        """The same model with its adapters in its weights; itself, if it has none."""
+        if not self.config.lora.rank:
+            return self
+        denoiser = copy.deepcopy(self.denoiser)
+        merge_adapters(denoiser)
+        return replace(self, denoiser=denoiser, config=replace(self.config, lora=LoraConfig()))
+
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given."""
+        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given, with adapters
+        merged into them."""
+        whole = self.merged()
         weights = {
             name: p.to(dtype) if dtype is not None else p
-            for name, p in self.denoiser.named_parameters()
+            for name, p in whole.denoiser.named_parameters()
         }
         content = Content(
-            self.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
+            whole.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
         )
         save_checkpoint(Path(folder), content)
 
@@ -190,7 +201,8 @@ class Model:
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """Write a folder as hubs hold it: config.json, safetensors, tokenizer.json and a model card."""
-        denoiser = self.denoiser if dtype is None else copy.deepcopy(self.denoiser).to(dtype)
+        whole = self.merged().denoiser
+        denoiser = whole if dtype is None else copy.deepcopy(whole).to(dtype)
         write_published(
             Path(folder), denoiser, self.tokenizer, self._card(), shard_bytes=shard_bytes
         )

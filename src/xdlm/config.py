@@ -163,6 +163,28 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """Adapters of low rank beside frozen weights; train.start (or model.path) says whose these are."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 for none: all weights are trained."""
+    alpha: float = 16.0
+    """What an adapter gives is weighed by alpha/rank."""
+    targets: str = "all-linear"
+    """The linear layers that get one, by the last part of their names (q_proj,v_proj for LLaDA), separated
+    by commas; or all-linear, those of all blocks."""
+    dropout: float = 0.0
+    """Share of an adapter's inputs that are dropped, in training."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1:
+            raise UserError(
+                "lora.rank must be >= 0, lora.alpha > 0 and lora.dropout in [0, 1), got "
+                f"{self.rank}, {self.alpha} and {self.dropout}"
+            )
+
+
+@dataclass(frozen=True)
 class OptimConfig:
     """AdamW with warm-up, clipping and averaging; the defaults are the paper's."""
 
@@ -269,6 +291,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=DiTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -278,6 +301,10 @@ class RunConfig:
             raise UserError(
                 f"process.mask_id is {self.process.mask_id}, but the model's mask is {own.mask_id}"
             )
+        if self.lora.rank and not self.start():
+            raise UserError("lora needs trained weights to stand beside: give train.start")
+        if not self.lora.rank and self.lora != LoraConfig():
+            raise UserError("lora has no meaning without a rank; give lora.rank")
         if not self.process.is_autoregressive:
             return
         idle = {"loss": ("weighting", "kept_rows"), "model": ("time_conditioning",)}
@@ -289,6 +316,10 @@ class RunConfig:
                         f"{section}.{name} has no meaning for process.kind '{AUTOREGRESSIVE}'; "
                         "remove it"
                     )
+
+    def start(self) -> str | None:
+        """Where the first weights come from; None where they are random."""
+        return self.train.start or self.model.start()
 
     def vocab(self, n_tokens: int) -> Vocab:
         """The state space: the model's own if it brings one, or else that of a tokenizer's tokens."""

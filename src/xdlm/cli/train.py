@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> None:
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        elif start := config.train.start or config.model.start():
+        elif start := config.start():
             trainer.start_from(find_model(start))
         in_order = trainer.run()
     if not in_order:

@@ -14,6 +14,7 @@ from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser, PretrainedConfig, build_denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.tokens import TextTokenizer
+from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import MODEL, RAW, Checkpoint, latest_checkpoint, open_checkpoint
 from xdlm.training.folders import Source, is_published, open_published
 
@@ -47,7 +48,9 @@ def read_trained(
         device, dtype
     )
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
-    checkpoint.read_into(file, dict(denoiser.named_parameters()))
+    if config.lora.rank:
+        find_model(config.start() or "").read_into(MODEL, frozen_parameters(denoiser))
+    checkpoint.read_into(file, trained_parameters(denoiser))
     denoiser.eval().requires_grad_(False)
     return Trained(denoiser, process, tokenizer, checkpoint.weights if file == MODEL else "raw")
 
@@ -56,7 +59,10 @@ def _without_values(config: RunConfig, vocab_size: int, *, causal: bool) -> Deno
     """A model to be filled: where a backbone allows it, no time and memory go into random weights."""
     fillable = config.model.kind != PretrainedConfig.kind  # transformers keeps tables in buffers
     with torch.device("meta") if fillable else nullcontext():
-        return build_denoiser(config.model, vocab_size, causal=causal)
+        denoiser = build_denoiser(config.model, vocab_size, causal=causal)
+        if config.lora.rank:
+            add_adapters(denoiser, config.lora)
+        return denoiser
 
 
 def _is_empty(denoiser: Denoiser) -> bool:
