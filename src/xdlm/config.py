@@ -133,12 +133,17 @@ class DataConfig:
     """Begin and end every row with tokens of its own, as published code does."""
     limit: int | None = None
     """Use only so many documents of the training text."""
+    pairs: bool = False
+    """The training text is records with a prompt and a response, one pair to a row: prompts are never
+    noised, and the loss is of responses alone."""
 
     def __post_init__(self) -> None:
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, got {self.length}")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"data.limit must be at least 1, got {self.limit}")
+        if self.pairs and (self.frame or not self.eos):
+            raise UserError("data.pairs: a row ends with end tokens, and has no frame")
 
 
 @dataclass(frozen=True)
@@ -307,7 +312,9 @@ class RunConfig:
             raise UserError("lora has no meaning without a rank; give lora.rank")
         if not self.process.is_autoregressive:
             return
-        idle = {"loss": ("weighting", "kept_rows"), "model": ("time_conditioning",)}
+        idle = {
+            "loss": ("weighting", "kept_rows"), "model": ("time_conditioning",), "data": ("pairs",),
+        }  # fmt: skip
         for section, names in idle.items():
             given = getattr(self, section)
             for name in names:

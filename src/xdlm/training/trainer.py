@@ -199,7 +199,7 @@ class Trainer:
             group["lr"] = rate
         self.engine.refresh()
         running = self.engine.running.train()
-        n_tokens = batch * self.rows.length
+        n_tokens = self.loader.n_learned(self.step)
         for part, last in self.meter.waiting(self.loader.batches(self.step)):
             sums = self.loss(
                 running, part, seed=config.train.seed, step=self.step, global_batch=batch
