@@ -12,6 +12,7 @@ For example:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Unpack, get_args
 import torch
 from torch import Tensor
 
-from xdlm.config import ProcessConfig, RunConfig
+from xdlm.config import LoraConfig, ProcessConfig, RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
@@ -29,9 +30,11 @@ from xdlm.noise import NoiseProcess
 from xdlm.sampling import How, Trajectory, configure, parse_template, write
 from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
 from xdlm.tokens import TextTokenizer, known_tokenizer
+from xdlm.training.adapters import merge_adapters
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
-from xdlm.training.trained import bundled, find_checkpoint, read_trained
+from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
+from xdlm.training.trained import bundled, find_model, read_trained
 
 Weights = Literal["ema", "raw"]
 Precision = Literal["float32", "bfloat16"]
@@ -219,16 +222,54 @@ class Model:
             texts, self.tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame
         )
 
+    def merged(self) -> Model:
+        """The same model with its adapters in its weights; itself, if it has none."""
+        if not self.config.lora.rank:
+            return self
+        denoiser = copy.deepcopy(self.denoiser)
+        merge_adapters(denoiser)
+        return replace(self, denoiser=denoiser, config=replace(self.config, lora=LoraConfig()))
+
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given."""
+        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given, with adapters
+        merged into them."""
+        whole = self.merged()
         weights = {
             name: p.to(dtype) if dtype is not None else p
-            for name, p in self.denoiser.named_parameters()
+            for name, p in whole.denoiser.named_parameters()
         }
         content = Content(
-            self.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
+            whole.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
         )
         save_checkpoint(Path(folder), content)
+
+    def publish(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        """Write a folder as hubs hold it: config.json, safetensors, tokenizer.json and a model card."""
+        whole = self.merged().denoiser
+        denoiser = whole if dtype is None else copy.deepcopy(whole).to(dtype)
+        write_published(
+            Path(folder), denoiser, self.tokenizer, self._card(), shard_bytes=shard_bytes
+        )
+
+    def _card(self) -> str:
+        """What the model is and how to use it, with the header that hubs read."""
+        noise = self.sampled_as or self.config.process
+        name = f"{noise.kind} (k = {noise.k})" if noise.k is not None else noise.kind
+        return (
+            "---\nlibrary_name: xdlm\npipeline_tag: text-generation\n"
+            "tags: [discrete-diffusion, masked-diffusion]\n---\n\n"
+            f"A discrete diffusion language model ({self.config.model.kind}) trained under {name} noise: "
+            f"{self.weights} weights of step {self.step}, rows of {self.length} tokens.\n\n"
+            "    from xdlm import load\n\n"
+            '    model = load("this-folder")\n'
+            "    print(model.sample(1, steps=32).text[0])\n"
+        )
 
     def _texts(
         self, n: int, ids: list[int | None], how: Mapping[str, Any], **args: Any
@@ -286,7 +327,7 @@ def load(
     weights: Weights = "ema",
     precision: Precision = "float32",
 ) -> Model:
-    """Load a bundled model by name, or a checkpoint or run folder by path.
+    """Load a bundled model by name, or by path a checkpoint, a run, or LLaDA as it is published.
 
     Averaged weights are used unless `weights="raw"` asks for those that training left. `precision` is the
     trunk's; what is computed from its output is float32 or better in any case.
@@ -294,9 +335,15 @@ def load(
     for what, value, known in (("weights", weights, Weights), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UserError(f"unknown {what} '{value}'{did_you_mean(value, get_args(known))}")
-    checkpoint = find_checkpoint(name)
-    denoiser, process, tokenizer, used = read_trained(checkpoint, weights=weights)
-    denoiser.to(pick_device(device), getattr(torch, precision))
+    checkpoint = find_model(name)
+    if isinstance(checkpoint, PublishedOther):
+        raise UserError(
+            f"{name} was not trained under noise; adapt it first (model: {{kind: pretrained, path: "
+            f"{name}}} in a recipe), or take it as it is with xdlm import --from transformers"
+        )
+    denoiser, process, tokenizer, used = read_trained(
+        checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
+    )
     return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.models import PRESETS, DiTConfig
+from xdlm.models import BACKBONES, PRESETS, DiTConfig, ModelConfig
+from xdlm.models.contract import BackboneConfig
 from xdlm.noise import PROCESSES, SCHEDULES, NoiseProcess
 from xdlm.objective import WEIGHTINGS
 from xdlm.structs import Vocab
@@ -46,14 +47,22 @@ class ProcessConfig:
     """What is left of the data at time 1 (default 1e-3)."""
     power: float | None = None
     """polynomial: exponent of time (default 2)."""
+    mask_id: int | None = None
+    """The token that is the mask, where the tokenizer has one (default: a state of its own after all
+    tokens). A model that brings its own vocabulary has its mask there."""
 
     def __post_init__(self) -> None:
         self.build(Vocab(size=1000, mask_id=0))
+        if self.mask_id is not None and (self.is_autoregressive or not self._class().wants_mask):
+            raise UserError(f"process.mask_id has no meaning for kind '{self.kind}'; remove it")
 
     def vocab(self, n_tokens: int) -> Vocab:
-        """The state space over `n_tokens` tokens: the mask is added as the last id, if there is one."""
+        """The state space over `n_tokens` tokens: the mask is added as the last id, if there is one and
+        it is not one of them."""
         if self.is_autoregressive or not self._class().wants_mask:
             return Vocab(n_tokens)
+        if self.mask_id is not None:
+            return Vocab(n_tokens, mask_id=self.mask_id)
         return Vocab(n_tokens + 1, mask_id=n_tokens)
 
     @property
@@ -85,7 +94,7 @@ class ProcessConfig:
         given = {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)
-            if f.name != "kind" and getattr(self, f.name) is not None
+            if f.name not in ("kind", "mask_id") and getattr(self, f.name) is not None
         }
         for name in given:
             if name not in allowed:
@@ -124,12 +133,17 @@ class DataConfig:
     """Begin and end every row with tokens of its own, as published code does."""
     limit: int | None = None
     """Use only so many documents of the training text."""
+    pairs: bool = False
+    """The training text is records with a prompt and a response, one pair to a row: prompts are never
+    noised, and the loss is of responses alone."""
 
     def __post_init__(self) -> None:
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, got {self.length}")
         if self.limit is not None and self.limit < 1:
             raise UserError(f"data.limit must be at least 1, got {self.limit}")
+        if self.pairs and (self.frame or not self.eos):
+            raise UserError("data.pairs: a row ends with end tokens, and has no frame")
 
 
 @dataclass(frozen=True)
@@ -151,6 +165,28 @@ class LossConfig:
             )
         if not 0 < self.kept_rows <= 1:
             raise UserError(f"loss.kept_rows must lie in (0, 1], got {self.kept_rows}")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Adapters of low rank beside frozen weights; train.start (or model.path) says whose these are."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 for none: all weights are trained."""
+    alpha: float = 16.0
+    """What an adapter gives is weighed by alpha/rank."""
+    targets: str = "all-linear"
+    """The linear layers that get one, by the last part of their names (q_proj,v_proj for LLaDA), separated
+    by commas; or all-linear, those of all blocks."""
+    dropout: float = 0.0
+    """Share of an adapter's inputs that are dropped, in training."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not 0 < self.alpha < math.inf or not 0 <= self.dropout < 1:
+            raise UserError(
+                "lora.rank must be >= 0, lora.alpha > 0 and lora.dropout in [0, 1), got "
+                f"{self.rank}, {self.alpha} and {self.dropout}"
+            )
 
 
 @dataclass(frozen=True)
@@ -192,8 +228,9 @@ class TrainConfig:
     out: str = "runs/default"
     """Folder for checkpoints and logs."""
     start: str | None = None
-    """Begin with the weights of this model (a bundled name, a checkpoint folder or a run folder), averaged
-    ones if it has them; by default with random ones."""
+    """Begin with the weights of this model (a bundled name, a checkpoint or run folder, or LLaDA or a
+    transformers model as published), averaged ones if it has them; by default with random ones, or those
+    of model.path."""
     steps: int = 1_000_000
     """Optimiser steps."""
     minutes: float | None = None
@@ -256,24 +293,52 @@ class RunConfig:
     """Everything about a training run."""
 
     process: ProcessConfig = field(default_factory=ProcessConfig)
-    model: DiTConfig = field(default_factory=DiTConfig)
+    model: ModelConfig = field(default_factory=DiTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        own = self.model.own_vocab()
+        if own is not None and self.process.mask_id not in (None, own.mask_id):
+            raise UserError(
+                f"process.mask_id is {self.process.mask_id}, but the model's mask is {own.mask_id}"
+            )
+        if self.lora.rank and not self.start():
+            raise UserError("lora needs trained weights to stand beside: give train.start")
+        if not self.lora.rank and self.lora != LoraConfig():
+            raise UserError("lora has no meaning without a rank; give lora.rank")
         if not self.process.is_autoregressive:
             return
-        idle = {"loss": ("weighting", "kept_rows"), "model": ("time_conditioning",)}
+        idle = {
+            "loss": ("weighting", "kept_rows"), "model": ("time_conditioning",), "data": ("pairs",),
+        }  # fmt: skip
         for section, names in idle.items():
             given = getattr(self, section)
             for name in names:
-                if getattr(given, name) != getattr(type(given)(), name):
+                if getattr(given, name) != getattr(type(given), name):
                     raise UserError(
                         f"{section}.{name} has no meaning for process.kind '{AUTOREGRESSIVE}'; "
                         "remove it"
                     )
+
+    def start(self) -> str | None:
+        """Where the first weights come from; None where they are random."""
+        return self.train.start or self.model.start()
+
+    def vocab(self, n_tokens: int) -> Vocab:
+        """The state space: the model's own if it brings one, or else that of a tokenizer's tokens."""
+        own = self.model.own_vocab()
+        if own is None:
+            return self.process.vocab(n_tokens)
+        if n_tokens > own.size:
+            raise UserError(
+                f"the tokenizer has {n_tokens} tokens and the model's vocabulary {own.size}: "
+                "they do not belong together"
+            )
+        return own
 
 
 def load_config(path: str | Path) -> RunConfig:
@@ -303,18 +368,16 @@ def dump_config(config: RunConfig) -> str:
         }
         for section, values in dataclasses.asdict(config).items()
     }
+    if config.model.kind != DiTConfig.kind:  # which is meant where nothing is said
+        tree["model"] = {"kind": config.model.kind, **tree["model"]}
     return yaml.safe_dump(tree, sort_keys=False)
 
 
 def from_tree(cls: type[T], tree: Any, where: str) -> T:
-    """A dataclass from nested dictionaries, strictly. A model may be the name of a preset."""
-    if cls is DiTConfig and isinstance(tree, str):
-        if tree not in PRESETS:
-            raise UserError(f"{where}: unknown preset '{tree}'{did_you_mean(tree, PRESETS)}")
-        return PRESETS[tree]  # type: ignore[return-value]
+    """A dataclass from nested dictionaries, strictly."""
     if not isinstance(tree, dict):
         raise UserError(f"{where}: expected a mapping, got {tree!r}")
-    hints = get_type_hints(cls)
+    hints = {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in tree:
         if key not in hints:
             raise UserError(f"{where}: unknown key '{key}'{did_you_mean(str(key), hints)}")
@@ -326,7 +389,24 @@ def from_tree(cls: type[T], tree: Any, where: str) -> T:
         raise UserError(message if message.startswith(where) else f"{where}: {message}") from error
 
 
+def _model_from_tree(tree: Any, where: str) -> BackboneConfig:
+    """A model of the kind that is named, a DiT if none is; or the name of a preset."""
+    if isinstance(tree, str):
+        if tree not in PRESETS:
+            raise UserError(f"{where}: unknown preset '{tree}'{did_you_mean(tree, PRESETS)}")
+        return PRESETS[tree]
+    if not isinstance(tree, dict):
+        raise UserError(f"{where}: expected a mapping, got {tree!r}")
+    kind = tree.get("kind", DiTConfig.kind)
+    if kind not in BACKBONES:
+        raise UserError(f"{where}: unknown kind '{kind}'{did_you_mean(str(kind), BACKBONES)}")
+    shape = {key: value for key, value in tree.items() if key != "kind"}
+    return from_tree(BACKBONES[kind].config, shape, where)
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    if hint == ModelConfig:
+        return _model_from_tree(value, where)
     if dataclasses.is_dataclass(hint):
         return from_tree(hint, value, where)  # type: ignore[arg-type]
     origin = get_origin(hint)

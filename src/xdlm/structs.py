@@ -217,11 +217,12 @@ def align(value: Tensor, z: Tensor) -> Tensor:
 class Batch:
     """Clean data on its way into a loss. `index` numbers the samples globally: it keys their noise. It
     may stay on the CPU, which then computes what belongs to whole samples: on a GPU, a launch for each
-    of many numbers so few would take longer."""
+    of many numbers so few would take longer. Where `given`, a token stays as it is and does not count."""
 
     tokens: Tensor
     index: Tensor
     label: Tensor | None = None
+    given: Tensor | None = None
 
 
 class Noised(NamedTuple):

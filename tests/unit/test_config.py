@@ -90,7 +90,7 @@ def test_kinds_build_what_they_say() -> None:
 
 
 #: By what name code that reads a section holds it, beside the section's own.
-ALIASES = {"optim": {"config"}, "train": {"config"}, "model": {"config"}}
+ALIASES = {"optim": {"config"}, "lora": {"config"}, "train": {"config"}, "model": {"config"}}
 
 
 def test_every_field_is_read_somewhere() -> None:

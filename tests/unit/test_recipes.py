@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from xdlm import Vocab
 from xdlm.api import load_tokenizer
 from xdlm.config import ProcessConfig, RunConfig, load_config
 from xdlm.data import Rows, load_rows, read_documents
@@ -177,3 +178,14 @@ def test_sentences_are_packed_and_wrapped(monkeypatch, data_root: Path) -> None:
     stream = [i for s in sentences[:200] for i in [*tokenizer.encode(s), tokenizer.eos_id]]
     assert inner.tolist() == stream[: len(inner)]
     assert tokenizer.eos_id in inner.tolist()
+
+
+def test_llada_is_trained_on_as_in_the_paper() -> None:
+    ours, control = (load_config(RECIPES / "llada" / f"cpt-{m}.yaml") for m in ("xdlm", "mdlm"))
+    out = replace(ours.train, out=control.train.out)
+    assert replace(ours, process=control.process, train=out) == control
+    assert (ours.process, control.process.kind) == (ProcessConfig("mixed", k=0.1), "masked")
+    optim, train = ours.optim, ours.train
+    assert (optim.lr, optim.warmup, optim.weight_decay, optim.clip) == (2e-5, 100, 0.1, 1.0)
+    assert (train.steps, train.batch, ours.data.length, train.parallel) == (600, 512, 4096, "fsdp")
+    assert ours.vocab(126349) == Vocab(126464, 126336)

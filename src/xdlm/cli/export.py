@@ -11,12 +11,21 @@ import torch
 from xdlm.api import load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
+from xdlm.errors import UserError
+from xdlm.models import LladaConfig
 
 _DESCRIPTION = """Write a folder with a model's weights, configuration and tokenizer, without the
-optimiser's state. The result is what `xdlm sample --model` and `xdlm.load` read.
+optimiser's state. FORMAT says for whom:
+
+  xdlm   what `xdlm sample --model` and `xdlm.load` read
+  llada  a LLaDA under its published names: config.json, safetensors, tokenizer.json
+  hub    that, or for a model of transformers what its `from_pretrained` reads
+
+Adapters (lora) are merged into the weights.
 
 examples:
   xdlm export --model runs/mine --out my-model --dtype bfloat16
+  xdlm export --model runs/cpt-xdlm --format llada --dtype bfloat16 --out LLaDA-8B-XDLM
 """
 
 
@@ -26,6 +35,8 @@ class Options:
     """A run or checkpoint folder."""
     out: str
     """Folder to write."""
+    format: Literal["xdlm", "llada", "hub"] = "xdlm"
+    """For whom it is written."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights on disk."""
     weights: Literal["ema", "raw"] = "ema"
@@ -35,7 +46,13 @@ class Options:
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm export", description=_DESCRIPTION)
     model = load(options.model, device="cpu", weights=options.weights)
-    model.save(options.out, dtype=getattr(torch, options.dtype))
+    dtype = getattr(torch, options.dtype)
+    if options.format == "xdlm":
+        model.save(options.out, dtype=dtype)
+    elif options.format == "llada" and model.config.model.kind != LladaConfig.kind:
+        raise UserError(f"{options.model} is no LLaDA: write it with --format hub or xdlm")
+    else:
+        model.publish(options.out, dtype=dtype)
     size = sum(f.stat().st_size for f in Path(options.out).iterdir())
     console().print(
         f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB",

@@ -20,6 +20,7 @@ VERBS = {
     "report": "tables and figures from results",
     "tokenizer": "make a tokenizer from text",
     "prepare": "tokenise text into shards on disk",
+    "import": "take a model that others published: LLaDA, transformers, MDLM, UDLM, GIDD, XDLM",
     "export": "write a model's weights alone, in a chosen precision",
     "bench": "measure speed and memory beside a plain implementation",
     "doctor": "say what is installed and whether it works",

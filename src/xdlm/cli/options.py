@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from contextlib import redirect_stderr
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xdlm.errors import UserError
 
@@ -26,12 +26,27 @@ def parse(
             if default is None:
                 return tyro.cli(cls, args=arguments, prog=prog, description=description)
             return tyro.cli(
-                cls, args=arguments, prog=prog, description=description, default=default
-            )
+                cls, args=arguments, prog=prog, description=description, default=default,
+                config=(tyro.conf.AvoidSubcommands,),  # of several kinds, that of the default
+            )  # fmt: skip
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise UserError(one_line(complaint.getvalue())) from stop
+
+
+def positional() -> Any:
+    """Marks an option that needs no flag. Annotations are only looked at by tyro, once it is there."""
+    from tyro.conf import Positional
+
+    return Positional
+
+
+def named(flag: str) -> Any:
+    """Gives an option a flag that Python would not have as a name."""
+    from tyro.conf import arg
+
+    return arg(name=flag)
 
 
 def one_line(complaint: str) -> str:

@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdlm.api import find_checkpoint, load_tokenizer
+from xdlm.api import find_model, load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.config import DataConfig, RunConfig, load_config
-from xdlm.data import Rows, load_rows
+from xdlm.data import Rows, load_pairs, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
 from xdlm.tokens import TextTokenizer
@@ -71,8 +71,8 @@ def run(arguments: list[str]) -> None:
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        elif config.train.start is not None:
-            trainer.start_from(find_checkpoint(config.train.start))
+        elif start := config.start():
+            trainer.start_from(find_model(start))
         in_order = trainer.run()
     if not in_order:
         sys.exit(130)
@@ -83,7 +83,13 @@ def make_trainer(
 ) -> Trainer:
     """Read and pack the data, and put validation and training together."""
     data = config.data
-    rows = read_rows(data.train, tokenizer, data, limit=data.limit)
+    if data.pairs:
+        with progress(f"reading {data.train}") as show:
+            rows: Rows = load_pairs(
+                data.train, tokenizer, data.length, bos=data.bos, limit=data.limit, on_progress=show
+            )
+    else:
+        rows = read_rows(data.train, tokenizer, data, limit=data.limit)
     if data.val is None or config.train.eval_every == 0:
         return Trainer(config, tokenizer, rows, world=world)
     val = read_rows(data.val, tokenizer, data)

@@ -5,6 +5,7 @@ from xdlm.data.documents import EMBEDDED, Source, data_root, open_source, read_d
 from xdlm.data.loading import load_rows
 from xdlm.data.order import ShuffledOrder
 from xdlm.data.packing import Rows, TokensInMemory, TokenStream, pack
+from xdlm.data.pairs import PairRows, load_pairs
 from xdlm.data.prepare import Rules, prepare
 from xdlm.data.shards import Manifest, ShardedTokens, is_prepared
 from xdlm.data.specs import SPECS, ZERO_SHOT
@@ -15,6 +16,7 @@ __all__ = [
     "ZERO_SHOT",
     "Ahead",
     "Manifest",
+    "PairRows",
     "Rows",
     "Rules",
     "ShardedTokens",
@@ -24,6 +26,7 @@ __all__ = [
     "TokensInMemory",
     "data_root",
     "is_prepared",
+    "load_pairs",
     "load_rows",
     "open_source",
     "pack",

@@ -121,6 +121,14 @@ class Rows:
             self._framed(self.stream.read(int(i) * inner, (int(i) + 1) * inner)) for i in indices
         ]).astype(np.int64)  # fmt: skip
 
+    def given(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Where some rows hold tokens that are given, not learned, [n, length]; None where none are."""
+        return None
+
+    def n_learned(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
+        """Tokens of some rows that are learned."""
+        return len(indices) * self.length
+
     def _framed(self, tokens: Tokens) -> Tokens:
         if self.frame is None:
             return tokens

@@ -1,18 +1,47 @@
 """Denoisers."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from xdlm.models.contract import Denoiser
+from xdlm.models.contract import BackboneConfig, Denoiser
 from xdlm.models.dit import PRESETS, DiT, DiTConfig
 from xdlm.models.graphed import run_trunk
+from xdlm.models.llada import Llada, LladaConfig
+from xdlm.models.pretrained import Pretrained, PretrainedConfig
 
-#: Configuration -> backbone. A new backbone is one class, its configuration and one line here.
-BACKBONES: dict[type, Callable[..., Denoiser]] = {DiTConfig: DiT}
+#: What describes a backbone; the choice is the recipe's (`model: {kind: ...}`).
+ModelConfig = DiTConfig | LladaConfig | PretrainedConfig
 
 
-def build_denoiser(config: DiTConfig, vocab_size: int, *, causal: bool = False) -> Denoiser:
+class Backbone(NamedTuple):
+    """A kind of model: what describes it, and what builds it."""
+
+    config: type[BackboneConfig]
+    build: Callable[..., Denoiser]
+
+
+#: Kinds by name. A new backbone is one class, its configuration, a place in `ModelConfig` and a line here.
+BACKBONES: dict[str, Backbone] = {
+    DiTConfig.kind: Backbone(DiTConfig, DiT),
+    LladaConfig.kind: Backbone(LladaConfig, Llada),
+    PretrainedConfig.kind: Backbone(PretrainedConfig, Pretrained),
+}
+
+
+def build_denoiser(config: ModelConfig, vocab_size: int, *, causal: bool = False) -> Denoiser:
     """The backbone that a configuration describes, with fresh weights."""
-    return BACKBONES[type(config)](config, vocab_size, causal=causal)
+    return BACKBONES[config.kind].build(config, vocab_size, causal=causal)
 
 
-__all__ = ["BACKBONES", "PRESETS", "Denoiser", "DiT", "DiTConfig", "build_denoiser", "run_trunk"]
+__all__ = [
+    "BACKBONES",
+    "PRESETS",
+    "Denoiser",
+    "DiT",
+    "DiTConfig",
+    "LladaConfig",
+    "ModelConfig",
+    "PretrainedConfig",
+    "build_denoiser",
+    "run_trunk",
+]

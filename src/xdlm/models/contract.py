@@ -8,15 +8,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.structs import Vocab
 
 #: Of a layer by number: its keys and values [B, heads, l, d] on their way into attention, and those, of as
 #: many positions as one likes, that attention sees in their place.
 Exchange = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class BackboneConfig:
+    """What describes a backbone: a frozen dataclass with a `kind` to be known by. What is said here holds
+    for those that say nothing else."""
+
+    kind: ClassVar[str]
+    n_classes = 0
+    label_dropout = 0.0
+    time_conditioning = False
+
+    def own_vocab(self) -> Vocab | None:
+        """The vocabulary that a backbone brings along; None where the tokenizer decides."""
+        return None
+
+    def start(self) -> str | None:
+        """Where the first weights come from, unless a recipe says otherwise; None for random ones."""
+        return None
 
 
 class Denoiser(nn.Module, ABC):
@@ -30,6 +50,8 @@ class Denoiser(nn.Module, ABC):
     #: Whether a position sees itself and those before it alone. Its prediction is then of the next token,
     #: and the times play no part.
     causal: bool = False
+    #: Whether `trunk` takes `padding` [B, L], true where there is no token and nobody must look.
+    takes_padding: bool = False
 
     @abstractmethod
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
@@ -74,3 +96,9 @@ class Denoiser(nn.Module, ABC):
     def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""
         return self.head(self.trunk(z, t, label))
+
+
+def refuse_labels(label: Tensor | None) -> None:
+    """For backbones that know no classes."""
+    if label is not None:
+        raise UserError("this model was built without classes")

@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
-from xdlm.models.contract import Denoiser, Exchange
+from xdlm.models.contract import BackboneConfig, Denoiser, Exchange
 from xdlm.ops.device import has_triton
 from xdlm.ops.padding import make_room
 
@@ -27,8 +27,10 @@ Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class DiTConfig:
+class DiTConfig(BackboneConfig):
     """The shape of a DiT."""
+
+    kind: ClassVar[str] = "dit"
 
     depth: int = 12
     """Number of transformer blocks."""
@@ -44,6 +46,8 @@ class DiTConfig:
     """Dropout on both residual branches, in training."""
     time_conditioning: bool = False
     """Tell the model the time; the paper keeps the branch and feeds it zeros."""
+    time_scale: float = 1000.0
+    """Times in [0, 1] are spread over this range, so that the sinusoids resolve them."""
     n_classes: int = 0
     """Number of classes for conditional generation; 0 for none."""
     label_dropout: float = 0.1
@@ -82,7 +86,7 @@ class DiT(Denoiser):
         self.embed = nn.Embedding(vocab_size, config.width)
         bound = 1 / math.sqrt(config.width)
         nn.init.uniform_(self.embed.weight, -bound, bound)
-        self.time_embed = TimeEmbedding(config.cond_width)
+        self.time_embed = TimeEmbedding(config.cond_width, config.time_scale)
         self.label_embed = (
             nn.Embedding(config.n_classes + 1, config.cond_width) if config.n_classes else None
         )
@@ -321,17 +325,16 @@ class TimeEmbedding(nn.Module):
     """Sinusoids of the time, then a small MLP."""
 
     N_FREQUENCIES = 128
-    #: Times in [0, 1] are spread over this range, so that the sinusoids resolve them.
-    SCALE = 1000.0
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, scale: float) -> None:
         super().__init__()
+        self.scale = scale
         self.into = nn.Linear(2 * self.N_FREQUENCIES, width)
         self.out = nn.Linear(width, width)
 
     def forward(self, t: Tensor) -> Tensor:
         exponent = torch.arange(self.N_FREQUENCIES, device=t.device) / self.N_FREQUENCIES
-        angle = (t[:, None] * self.SCALE).float() * torch.exp(-math.log(10_000) * exponent)
+        angle = (t[:, None] * self.scale).float() * torch.exp(-math.log(10_000) * exponent)
         features = torch.cat([angle.cos(), angle.sin()], dim=-1).to(self.into.weight.dtype)
         return self.out(F.silu(self.into(features)))
 

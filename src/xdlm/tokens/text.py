@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 #: The file that holds a tokenizer, in a folder of its own or beside a model's weights.
 FILE_NAME = "tokenizer.json"
+#: What tokenizers call a mask.
+_MASKS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 MAX_VOCAB = 10_000_000
-#: The tokens that begin and end a document, by family: GPT-2 (one for both), BERT, Llama.
-_ENDS = ((END_OF_TEXT, END_OF_TEXT), ("[CLS]", "[SEP]"), ("<s>", "</s>"))
+#: The tokens that begin and end a document, by family: LLaDA, GPT-2 (one for both), BERT, Llama 2 and 3.
+_ENDS = (
+    ("<|startoftext|>", END_OF_TEXT),
+    (END_OF_TEXT, END_OF_TEXT),
+    ("[CLS]", "[SEP]"),
+    ("<s>", "</s>"),
+    ("<|begin_of_text|>", "<|end_of_text|>"),
+)
 
 
 class TextTokenizer:
@@ -33,7 +41,7 @@ class TextTokenizer:
                 self.bos_id: int = bos_id
                 self.eos_id: int = eos_id
                 return
-        known = ", ".join(eos for _, eos in _ENDS)
+        known = ", ".join(dict.fromkeys(eos for _, eos in _ENDS))
         raise UserError(f"the tokenizer has no end-of-text token (known ones: {known})")
 
     @classmethod
@@ -82,6 +90,12 @@ class TextTokenizer:
         )
         tokenizer.train_from_iterator(documents, trainer)
         return cls(tokenizer)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The mask, where a tokenizer has one among its tokens."""
+        ids = (self._tokenizer.token_to_id(name) for name in _MASKS)
+        return next((i for i in ids if i is not None), None)
 
     @property
     def size(self) -> int:

@@ -41,7 +41,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     again = partial(checkpoint, forward, use_reentrant=False)
 
     @wraps(forward)
-    def run(*args: Any) -> Any:
-        return again(*args) if torch.is_grad_enabled() else forward(*args)
+    def run(*args: Any, **named: Any) -> Any:
+        return (again if torch.is_grad_enabled() else forward)(*args, **named)
 
     return run

@@ -25,22 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from xdlm.config import RunConfig, dump_config, parse_config
 from xdlm.errors import UserError
 from xdlm.files import atomic_folder, remove_folder, sha256_of
 from xdlm.tokens import TextTokenizer
-from xdlm.training.sharding import is_sharded, part_like
+from xdlm.training.tensors import check_fit, layout_of_file, read_file, save_tensors
 
 FORMAT = 2
 _STEP = re.compile(r"step-\d{8,}")
 META, CONFIG, TOKENIZER = "checkpoint.json", "config.yaml", "tokenizer.json"
 MODEL, RAW, OPTIMIZER = "model.safetensors", "raw.safetensors", "optimizer.safetensors"
-#: Weights come in these, by the names that safetensors has for them.
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -74,22 +71,13 @@ class Checkpoint:
     ) -> None:
         """Fill tensors, or this process's parts of them if they are sharded. Strictly: the same names
         and shapes, or an error that says which differ; `whose` they are, if not the checkpoint's own."""
-        layout, where = self._layout(name), self.folder / name
-        missing, surplus = sorted(set(targets) - set(layout)), sorted(set(layout) - set(targets))
-        if missing or surplus:
-            what = f"lacks {missing[0]}" if missing else f"holds an unknown {surplus[0]}"
-            raise UserError(f"{where} does not fit {whose}: it {what}")
-        for key, target in targets.items():
-            if target.shape != layout[key].shape:
-                raise UserError(
-                    f"{where} does not fit {whose}: {key} has shape "
-                    f"{tuple(layout[key].shape)}, the model {tuple(target.shape)}"
-                )
+        where = self.folder / name
+        check_fit(self._layout(name), targets, where, whose)
         plain = {key: target.detach() for key, target in targets.items()}
         if self._is_sharded(name):
             _read_shards(shard_folder(self.folder, name), plain)
         else:
-            _read_whole(where, plain)
+            read_file(where, plain)
 
     def _is_sharded(self, name: str) -> bool:
         folder = shard_folder(self.folder, name).name
@@ -99,7 +87,7 @@ class Checkpoint:
         """Names, shapes and dtypes, as tensors without content."""
         try:
             if name in self.meta["files"]:
-                return _layout_of_file(self.folder / name)
+                return layout_of_file(self.folder / name)
             if self._is_sharded(name):
                 return _layout_of_shards(shard_folder(self.folder, name))
         except SafetensorError as error:
@@ -125,7 +113,7 @@ def save_checkpoint(folder: Path, content: Content) -> None:
     with atomic_folder(folder) as scratch:
         for name, tensors in content.tensors.items():
             on_host = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
-            _save_tensors(on_host, scratch / name)
+            save_tensors(on_host, scratch / name)
         seal(scratch, content, describe_files(scratch, _files_below(scratch)))
 
 
@@ -251,36 +239,8 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    try:
-        save_file(tensors, file)
-    except SafetensorError as error:  # how the library reports a full disk
-        raise OSError(str(error)) from error
-
-
 def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _layout_of_file(file: Path) -> dict[str, Tensor]:
-    layout = {}
-    with safe_open(file, "pt") as source:
-        for key in source.keys():  # noqa: SIM118 (it is no dictionary)
-            kind, shape = source.get_slice(key).get_dtype(), source.get_slice(key).get_shape()
-            if kind not in _DTYPES:
-                raise UserError(
-                    f"{file}: {key} is of type {kind}; weights are of {', '.join(_DTYPES)}"
-                )
-            layout[key] = torch.empty(shape, dtype=_DTYPES[kind], device="meta")
-    return layout
-
-
-def _read_whole(file: Path, targets: Mapping[str, Tensor]) -> None:
-    """One tensor at a time, so that a process that keeps a part of each never holds all of them."""
-    with safe_open(file, "pt") as source:
-        for key, target in targets.items():
-            whole = source.get_tensor(key)
-            target.copy_(part_like(target, whole) if is_sharded(target) else whole)
 
 
 def _layout_of_shards(folder: Path) -> dict[str, Tensor]:

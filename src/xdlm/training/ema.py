@@ -18,7 +18,7 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.average: dict[str, Tensor] = {
-            name: p.detach().clone() for name, p in model.named_parameters()
+            name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
         }
 
     @torch.no_grad()
@@ -26,13 +26,13 @@ class Ema:
         """Take in the weights after optimiser step number `n_updates` (counted from 1)."""
         decay = min(self.decay, (1 + n_updates) / (10 + n_updates))
         averages = list(self.average.values())
-        weights = [p.detach() for p in model.parameters()]
+        weights = [p.detach() for p in model.parameters() if p.requires_grad]
         torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Run a block with the averages in place of the model's own weights."""
-        weights = {name: p.detach() for name, p in model.named_parameters()}
+        weights = {n: p.detach() for n, p in model.named_parameters() if n in self.average}
         own = {name: weight.clone() for name, weight in weights.items()}
         _copy_into(weights, self.average)
         try:

@@ -77,7 +77,8 @@ class Replicated:
 
     def __init__(self, model: Denoiser, precision: torch.dtype, world: World) -> None:
         self._master = model
-        self._sum = GradientSum(list(model.parameters())) if world.size > 1 else None
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self._sum = GradientSum(trained) if world.size > 1 else None
         self.working = WorkingCopy(model, precision, self._arrived)
         self._last = False
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from xdlm.data import Ahead, Rows, ShuffledOrder
 from xdlm.structs import Batch
 
+#: Tokens of a micro-batch, and where they are given.
+_Part = tuple[Tensor, Tensor | None]
 #: Steps whose rows are read before they are needed.
 _STEPS_AHEAD = 2
 
@@ -21,6 +23,10 @@ class StepBatches(Protocol):
 
     def batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
         """The micro-batches of a step, on the device, each with whether it is the last."""
+        ...
+
+    def n_learned(self, step: int) -> int:
+        """Tokens of a step's whole batch that are learned."""
         ...
 
     def ahead(self, steps: range) -> AbstractContextManager[None]:
@@ -44,7 +50,7 @@ class Loader:
     ) -> None:
         self.rows, self.order = rows, ShuffledOrder(len(rows), seed)
         self.batch, self.share, self.micro_batch, self.device = batch, share, micro_batch, device
-        self._read_ahead: Ahead[tuple[int, list[Tensor]]] | None = None
+        self._read_ahead: Ahead[tuple[int, list[_Part]]] | None = None
 
     @contextmanager
     def ahead(self, steps: range) -> Iterator[None]:
@@ -58,29 +64,44 @@ class Loader:
         read, parts = self._read(step) if self._read_ahead is None else next(self._read_ahead)
         assert read == step, f"step {read} was read ahead, not {step}"
         first = step * self.batch + self.share.start
-        for left, tokens in zip(reversed(range(len(parts))), parts, strict=True):
+        for left, (tokens, given) in zip(reversed(range(len(parts))), parts, strict=True):
             index = torch.arange(first, first + len(tokens))
             first += len(tokens)
-            # Pinned, or the copy would wait for all that the GPU has to do. Here and not in the thread,
-            # which must not call CUDA while a graph is being recorded.
-            host = tokens.pin_memory() if self.device.type == "cuda" else tokens
-            yield Batch(host.to(self.device, non_blocking=True), index), left == 0
+            there = None if given is None else self._moved(given)
+            yield Batch(self._moved(tokens), index, given=there), left == 0
 
-    def _read(self, step: int) -> tuple[int, list[Tensor]]:
+    def n_learned(self, step: int) -> int:
+        """Tokens of a step's whole batch that are learned: what its loss is divided by."""
+        return self.rows.n_learned(self.order.rows(step * self.batch, self.batch))
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        # Pinned, or the copy would wait for all that the GPU has to do. Here and not in the thread,
+        # which must not call CUDA while a graph is being recorded.
+        host = tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return host.to(self.device, non_blocking=True)
+
+    def _read(self, step: int) -> tuple[int, list[_Part]]:
         picked = self.order.rows(step * self.batch, self.batch)[self.share]
-        starts = range(0, len(picked), self.micro_batch)
-        parts = [self.rows.take(picked[start : start + self.micro_batch]) for start in starts]
-        return step, [torch.from_numpy(part) for part in parts]
+        parts = []
+        for start in range(0, len(picked), self.micro_batch):
+            rows = picked[start : start + self.micro_batch]
+            given = self.rows.given(rows)
+            there = None if given is None else torch.from_numpy(given)
+            parts.append((torch.from_numpy(self.rows.take(rows)), there))
+        return step, parts
 
 
 class Held:
     """The batches of one step again and again, for measuring what reading costs."""
 
     def __init__(self, loader: StepBatches, step: int) -> None:
-        self._batches = list(loader.batches(step))
+        self._batches, self._n_learned = list(loader.batches(step)), loader.n_learned(step)
 
     def batches(self, step: int) -> Iterator[tuple[Batch, bool]]:
         return iter(self._batches)
+
+    def n_learned(self, step: int) -> int:
+        return self._n_learned
 
     def ahead(self, steps: range) -> AbstractContextManager[None]:
         return nullcontext()

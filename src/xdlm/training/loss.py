@@ -80,6 +80,8 @@ class DiffusionLoss:
         z, weight, scale, picked = noised(
             self.process, coefs, x, index, seed=seed, kept_rows=self.kept_rows
         )
+        if batch.given is not None:
+            z, picked = torch.where(batch.given, x, z), picked & ~batch.given
         if self.weighting is not elbo_weight:
             weight = self.weighting(coefs, x, z)
         pending = PickedRows(picked)

@@ -56,7 +56,8 @@ class Meter:
     """Counts between two lines of the log.
 
     `mfu` is model FLOP/s over what the GPUs could do: operations that the model needs for the tokens seen,
-    the head's only for the rows that it was run on, with nothing added for what is computed twice.
+    the head's only for the rows that it was run on, with nothing added for what is computed twice. A model
+    of frozen weights needs fewer, and has no figure.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class Meter:
         self._model, self._device, self._processes = model, device, processes
         self._batch, self._length = batch, length
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self._peak = peak_flops(name, dtype)
+        frozen = any(not p.requires_grad for p in model.parameters())
+        self._peak = None if frozen else peak_flops(name, dtype)
         self.begin(0)
 
     def begin(self, step: int) -> None:

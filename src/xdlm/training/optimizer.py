@@ -15,9 +15,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    on_gpu = next(model.parameters()).is_cuda
+    trained = [p for p in model.parameters() if p.requires_grad]
+    on_gpu = trained[0].is_cuda
     return torch.optim.AdamW(
-        model.parameters(),
+        trained,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
@@ -47,6 +48,8 @@ def restore_optimizer(
 ) -> None:
     moments = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         state = optimizer.state[parameter]
         place = parameter.device if parameter.is_cuda else "cpu"
         state["step"] = torch.tensor(float(checkpoint.step), device=place)

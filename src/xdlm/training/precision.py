@@ -16,7 +16,8 @@ from xdlm.models import Denoiser
 
 
 class WorkingCopy:
-    """The model to run: the weights themselves in float32, or a copy in another dtype.
+    """The model to run: the weights themselves in float32, or a copy in another dtype. Where most are
+    frozen there is no copy: these are cast, and what is trained beside them (adapters) stays as it is.
 
     A gradient of the copy is added to the float32 weight's as soon as the backward pass has it;
     `on_gradient` is then told of that weight.
@@ -29,8 +30,14 @@ class WorkingCopy:
         on_gradient: Callable[[nn.Parameter], None] = lambda _: None,
     ) -> None:
         self._master = master
-        self.model = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+        frozen = [p for p in master.parameters() if not p.requires_grad]
+        for parameter in frozen:  # nothing is added to these: they need no float32
+            parameter.data = parameter.data.to(dtype)
+        as_it_is = frozen or dtype == torch.float32
+        self.model = master if as_it_is else copy.deepcopy(master).to(dtype)
         for own, run in zip(master.parameters(), self.model.parameters(), strict=True):
+            if not own.requires_grad:
+                continue
             run.register_post_accumulate_grad_hook(_collector(own, on_gradient))
 
     @property

@@ -60,8 +60,8 @@ def _keeping_its_weights(forward: Callable[..., Any]) -> Callable[..., Any]:
     goes in its place."""
     from torch.utils._pytree import tree_map_only
 
-    def run(*args: Any) -> Any:
-        return tree_map_only(nn.Parameter, torch.clone, forward(*args))
+    def run(*args: Any, **named: Any) -> Any:
+        return tree_map_only(nn.Parameter, torch.clone, forward(*args, **named))
 
     return run
 

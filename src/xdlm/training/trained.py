@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from xdlm.bundled import NAMES, bundled_folder
+from xdlm.config import RunConfig
 from xdlm.errors import UserError, did_you_mean
-from xdlm.models import Denoiser, build_denoiser
+from xdlm.models import Denoiser, PretrainedConfig, build_denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.tokens import TextTokenizer
+from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import MODEL, RAW, Checkpoint, latest_checkpoint, open_checkpoint
+from xdlm.training.folders import Source, is_published, open_published
+
+_CPU = torch.device("cpu")
 
 
 class Trained(NamedTuple):
@@ -23,16 +31,50 @@ class Trained(NamedTuple):
     weights: str
 
 
-def read_trained(checkpoint: Checkpoint, *, weights: str = "ema") -> Trained:
-    """On the CPU. The averaged weights, or else those that training left."""
+def read_trained(
+    checkpoint: Source,
+    *,
+    weights: str = "ema",
+    device: torch.device = _CPU,
+    dtype: torch.dtype = torch.float32,
+) -> Trained:
+    """The averaged weights, or else those that training left. They go to the device one by one, in the
+    given precision: a large model is never held twice."""
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
-    vocab = config.process.vocab(tokenizer.size)
+    vocab = config.vocab(tokenizer.size)
     process = config.process.build(vocab)
-    denoiser = build_denoiser(config.model, vocab.size, causal=process is None)
+    denoiser = _without_values(config, vocab.size, causal=process is None)
+    denoiser.to(dtype).to_empty(device=device) if _is_empty(denoiser) else denoiser.to(
+        device, dtype
+    )
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
-    checkpoint.read_into(file, dict(denoiser.named_parameters()))
+    if config.lora.rank:
+        find_model(config.start() or "").read_into(MODEL, frozen_parameters(denoiser))
+    checkpoint.read_into(file, trained_parameters(denoiser))
     denoiser.eval().requires_grad_(False)
     return Trained(denoiser, process, tokenizer, checkpoint.weights if file == MODEL else "raw")
+
+
+def _without_values(config: RunConfig, vocab_size: int, *, causal: bool) -> Denoiser:
+    """A model to be filled: where a backbone allows it, no time and memory go into random weights."""
+    fillable = config.model.kind != PretrainedConfig.kind  # transformers keeps tables in buffers
+    with torch.device("meta") if fillable else nullcontext():
+        denoiser = build_denoiser(config.model, vocab_size, causal=causal)
+        if config.lora.rank:
+            add_adapters(denoiser, config.lora)
+        return denoiser
+
+
+def _is_empty(denoiser: Denoiser) -> bool:
+    return denoiser.head_weight.is_meta
+
+
+def find_model(name: str | Path) -> Source:
+    """What `find_checkpoint` finds, or a folder of the kind that hubs hold."""
+    folder = bundled(name) or Path(name)
+    if is_published(folder) and latest_checkpoint(folder) is None:
+        return open_published(folder)
+    return find_checkpoint(name)
 
 
 def find_checkpoint(name: str | Path) -> Checkpoint:

@@ -23,6 +23,7 @@ from xdlm.files import check_writable
 from xdlm.models import build_denoiser
 from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.tokens import TextTokenizer
+from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import (
     MODEL,
     OPTIMIZER,
@@ -39,6 +40,7 @@ from xdlm.training.curves import open_curves
 from xdlm.training.device import describe, pick_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
+from xdlm.training.folders import Source
 from xdlm.training.loader import Loader, StepBatches
 from xdlm.training.loss import make_loss
 from xdlm.training.meter import Meter
@@ -53,6 +55,7 @@ from xdlm.training.parallel import World, launcher, local_device, note_launch, o
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
+from xdlm.training.trained import find_model
 
 #: What a process may say before a step, from good to bad.
 _GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
@@ -93,10 +96,12 @@ class Trainer:
         own = local_device() if wanted in ("auto", "cuda") else None
         self.device = pick_device(own or wanted)
         self.precision = pick_precision(config.train.precision, self.device)
-        vocab = config.process.vocab(tokenizer.size)
+        vocab = config.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
         self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
+        if config.lora.rank:
+            add_adapters(self.model, config.lora)
         self.engine = make_engine(self.model, config.train, self.precision, self.device, self.world)
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = make_optimizer(self.model, config.optim)
@@ -135,6 +140,7 @@ class Trainer:
             config=repr(self.config), weights=self._weight_sum(),
         )  # fmt: skip
         n_parameters = sum(p.numel() for p in self.model.parameters())
+        n_trained = sum(p.numel() for p in trained_parameters(self.model).values())
         with (
             self._own_folder(),
             self._open_log() as log,
@@ -143,7 +149,9 @@ class Trainer:
             self._saver,
         ):
             log.say(
-                f"{n_parameters / 1e6:.1f} M parameters, {len(self.rows):,} rows of "
+                f"{n_parameters / 1e6:.1f} M parameters"
+                + (f" ({n_trained / 1e6:.1f} M trained)" if n_trained < n_parameters else "")
+                + f", {len(self.rows):,} rows of "
                 f"{self.rows.length} tokens, {describe(self.device)}, "
                 f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
                 + (f", {self.world.size} x {config.parallel}" if self.world.size > 1 else "")
@@ -191,7 +199,7 @@ class Trainer:
             group["lr"] = rate
         self.engine.refresh()
         running = self.engine.running.train()
-        n_tokens = batch * self.rows.length
+        n_tokens = self.loader.n_learned(self.step)
         for part, last in self.meter.waiting(self.loader.batches(self.step)):
             sums = self.loss(
                 running, part, seed=config.train.seed, step=self.step, global_batch=batch
@@ -303,7 +311,7 @@ class Trainer:
                 step=self.step,
                 tensors={
                     MODEL: self.ema.average,
-                    RAW: dict(self.model.named_parameters()),
+                    RAW: trained_parameters(self.model),
                     OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
                 },
                 extra={
@@ -337,7 +345,9 @@ class Trainer:
             )
         if checkpoint.meta.get("data_sha256") != self.data_hash:
             raise UserError(f"cannot resume: {self.config.data.train} is not the text it was")
-        checkpoint.read_into(RAW, dict(self.model.named_parameters()))
+        if start := self.config.start() if self.config.lora.rank else None:
+            find_model(start).read_into(MODEL, frozen_parameters(self.model), whose="this model")
+        checkpoint.read_into(RAW, trained_parameters(self.model))
         checkpoint.read_into(MODEL, self.ema.average)
         if checkpoint.step > 0:
             restore_optimizer(self.optimizer, self.model, checkpoint)
@@ -347,14 +357,17 @@ class Trainer:
         self.step = self._saved_at = checkpoint.step
         self._before = float(checkpoint.meta.get("seconds", 0.0))
 
-    def start_from(self, checkpoint: Checkpoint) -> None:
+    def start_from(self, checkpoint: Source) -> None:
         """Begin a run of its own with the weights of another, averaged ones if it has them."""
         if checkpoint.tokenizer().to_json() != self.tokenizer.to_json():
             raise UserError(
                 f"train.start: {checkpoint.folder} has another tokenizer than data.tokenizer"
             )
-        for weights in (dict(self.model.named_parameters()), self.ema.average):
-            checkpoint.read_into(MODEL, weights, whose="this recipe's model")
+        trained = trained_parameters(self.model)
+        weights = frozen_parameters(self.model) if self.config.lora.rank else trained
+        checkpoint.read_into(MODEL, weights, whose="this recipe's model")
+        for name, average in self.ema.average.items():
+            average.copy_(trained[name].detach())
 
 
 def _mixed_seed(*numbers: int) -> int:

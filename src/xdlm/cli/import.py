@@ -1,0 +1,155 @@
+"""`xdlm import`: models that others published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+
+from xdlm.api import load_tokenizer
+from xdlm.cli.options import named, parse, positional
+from xdlm.cli.progress import console
+from xdlm.config import DataConfig, ProcessConfig, RunConfig
+from xdlm.errors import UserError
+from xdlm.models import DiTConfig, LladaConfig, PretrainedConfig, build_denoiser
+from xdlm.tokens import TextTokenizer
+from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
+from xdlm.training.folders import PublishedOther, open_published
+from xdlm.training.foreign import check_rows, dit_shape, dit_tensors, read_foreign
+from xdlm.training.tensors import check_fit
+from xdlm.training.trained import read_trained
+
+_DESCRIPTION = """Turn a published model into a folder that all verbs read. FROM says whose it is:
+
+  llada         a folder of LLaDA: config.json, safetensors (sharded or not), tokenizer.json
+  transformers  a folder of any masked or causal language model of transformers
+  mdlm, udlm, gidd, xdlm   a checkpoint of one of these repositories: .ckpt (averaged weights), .pt,
+                safetensors, or a folder that holds one. Nothing that such a file holds is run.
+
+What a file does not say is given by flags: xdlm its --process.k, gidd its --process.p-uniform.
+LLaDA folders need no import: `--model FOLDER` reads them as they are.
+
+examples:
+  xdlm import --from mdlm mdlm.ckpt --tokenizer gpt2 --out models/mdlm
+  xdlm import --from xdlm xdlm.ckpt --process.k 0.1 --tokenizer gpt2 --out models/xdlm
+  xdlm import --from gidd gidd-small/ --process.p-uniform 0.2 --out models/gidd
+  xdlm import --from llada LLaDA-8B-Base/ --dtype bfloat16 --out models/llada
+  xdlm import --from transformers SmolLM2-135M/ --shift --out models/smol
+"""
+_DITS = {"mdlm": "masked", "udlm": "uniform", "gidd": "gidd", "xdlm": "mixed"}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the noise was, as far as FROM does not say it."""
+
+    k: float | None = None
+    """xdlm: share of uniform noise."""
+    p_uniform: float | None = None
+    """gidd: probability of uniform noise at half time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    path: Annotated[str, positional()]
+    """File or folder to read."""
+    from_: Annotated[
+        Literal["llada", "transformers", "mdlm", "udlm", "gidd", "xdlm"], named("from")
+    ]
+    """Whose model it is."""
+    out: str
+    """Folder to write."""
+    tokenizer: str | None = None
+    """The model's tokenizer (default: tokenizer.json beside the weights)."""
+    process: Noise = field(default_factory=lambda: Noise())
+    length: int = 1024
+    """mdlm, udlm, gidd, xdlm: tokens in a row at training time."""
+    heads: int | None = None
+    """mdlm, udlm, gidd, xdlm: attention heads, if the file does not tell."""
+    shift: bool = False
+    """transformers: the state at a position predicts the next token."""
+    weights: Literal["ema", "raw"] = "ema"
+    """mdlm, udlm, gidd, xdlm: averaged weights, or those that training left."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights on disk."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm import", description=_DESCRIPTION)
+    content = _content_of_dit(options) if options.from_ in _DITS else _content_of_folder(options)
+    save_checkpoint(Path(options.out), content)
+    n = sum(tensor.numel() for tensor in content.tensors[MODEL].values())
+    console().print(
+        f"{options.out}: {n / 1e6:.1f} M parameters ({content.weights}), "
+        f"{content.config.process.kind} noise",
+        markup=False,
+    )
+
+
+def _content_of_dit(options: Options) -> Content:
+    foreign = read_foreign(Path(options.path), averaged=options.weights == "ema")
+    tokenizer = _tokenizer_of(options)
+    process = _process_of(options, tokenizer)
+    config = RunConfig(
+        process=process,
+        # GIDD's model is told the time as it is; the others' are told nothing.
+        model=dit_shape(
+            foreign, heads=options.heads, time_scale=1.0 if options.from_ == "gidd" else None
+        ),
+        data=DataConfig(tokenizer=options.tokenizer or options.path, length=options.length),
+    )
+    vocab = config.vocab(tokenizer.size)
+    check_rows(foreign, vocab.size)
+    assert isinstance(config.model, DiTConfig)
+    tensors = dit_tensors(foreign, config.model, vocab.size)
+    with torch.device("meta"):
+        shapes = dict(build_denoiser(config.model, vocab.size).named_parameters())
+    check_fit(tensors, shapes, Path(options.path), "a DiT of its shape")
+    dtype = getattr(torch, options.dtype)
+    cast = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    return Content(config, tokenizer.to_json(), foreign.step, {MODEL: cast}, foreign.weights)
+
+
+def _process_of(options: Options, tokenizer: TextTokenizer) -> ProcessConfig:
+    """Where a tokenizer has a mask of its own, these repositories use that."""
+    needed = {"gidd": options.process.p_uniform, "xdlm": options.process.k}
+    if options.from_ in needed and needed[options.from_] is None:
+        flag = "k" if options.from_ == "xdlm" else "p-uniform"
+        raise UserError(f"--from {options.from_} needs --process.{flag}: the file does not say it")
+    kind = _DITS[options.from_]
+    mask_id = None if kind == "uniform" else tokenizer.mask_id
+    return ProcessConfig(
+        kind, k=options.process.k, p_uniform=options.process.p_uniform, mask_id=mask_id
+    )
+
+
+def _tokenizer_of(options: Options) -> TextTokenizer:
+    if options.tokenizer is not None:
+        return load_tokenizer(options.tokenizer)
+    path = Path(options.path)
+    return TextTokenizer.load(path if path.is_dir() else path.parent)
+
+
+def _content_of_folder(options: Options) -> Content:
+    """All weights of a hub's folder; a model that was not trained under noise is taken as one of masked
+    noise, which is what it is nearest to."""
+    if options.process != Noise():
+        raise UserError(f"--process has no meaning for --from {options.from_}; remove it")
+    folder = Path(options.path)
+    if not folder.is_dir():
+        raise UserError(f"no folder at {folder}")
+    source = open_published(folder)
+    is_llada = source.config.model.kind == LladaConfig.kind
+    if is_llada != (options.from_ == "llada"):
+        raise UserError(f"{folder} is {'' if is_llada else 'not '}a folder of LLaDA")
+    if options.shift and is_llada:
+        raise UserError("--shift has no meaning for --from llada; remove it")
+    if isinstance(source, PublishedOther):
+        assert isinstance(source.config.model, PretrainedConfig)
+        shifted = replace(source.config.model, shift=options.shift)
+        source = replace(source, config=replace(source.config, model=shifted))
+    denoiser, _, tokenizer, weights = read_trained(source, dtype=getattr(torch, options.dtype))
+    tensors = {MODEL: dict(denoiser.named_parameters())}
+    return Content(source.config, tokenizer.to_json(), 0, tensors, weights)

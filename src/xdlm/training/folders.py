@@ -1,0 +1,234 @@
+"""Models as others publish them: a folder with config.json, safetensors and tokenizer.json.
+
+LLaDA's is read by our own module, tensor by tensor, sharded or not; that of any other by transformers. No
+code that lies in a folder is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from xdlm.config import DataConfig, ProcessConfig, RunConfig, from_tree
+from xdlm.errors import UserError
+from xdlm.files import atomic_folder
+from xdlm.models import Denoiser, LladaConfig, ModelConfig, PretrainedConfig
+from xdlm.models.pretrained import Pretrained
+from xdlm.tokens import TextTokenizer
+from xdlm.training.checkpoint import MODEL
+from xdlm.training.tensors import check_fit, fill, layout_of_file, read_file, save_tensors
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+#: Bytes of weights in a file, unless a single tensor has more.
+SHARD_BYTES = 5_000_000_000
+
+
+class Source(Protocol):
+    """Where a model's weights can come from: a checkpoint of ours, or a folder of somebody else's."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def config(self) -> RunConfig: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def weights(self) -> str: ...
+
+    def tokenizer(self) -> TextTokenizer: ...
+
+    def read_into(
+        self, name: str, targets: Mapping[str, Tensor], *, whose: str = "its config.yaml"
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class PublishedLlada:
+    """A LLaDA folder, as a model of masked noise."""
+
+    folder: Path
+    config: RunConfig
+    step: int = 0
+    weights: str = "published"
+
+    def tokenizer(self) -> TextTokenizer:
+        return TextTokenizer.load(self.folder)
+
+    def read_into(
+        self, name: str, targets: Mapping[str, Tensor], *, whose: str = f"its {CONFIG}"
+    ) -> None:
+        """Strictly, and tensor by tensor."""
+        if name != MODEL:
+            raise UserError(f"{self.folder} has one set of weights, and no raw ones beside it")
+        files = _files_of(self.folder)
+        try:
+            layout = {key: value for file in files for key, value in layout_of_file(file).items()}
+            check_fit(layout, targets, self.folder, whose)
+            for file in files:
+                here = layout_of_file(file).keys()
+                read_file(file, {key: targets[key].detach() for key in here})
+        except SafetensorError as error:
+            raise UserError(f"{self.folder} holds a damaged safetensors file: {error}") from error
+
+
+@dataclass(frozen=True)
+class PublishedOther:
+    """The folder of a transformers model, to start from: it was not trained under our noise."""
+
+    folder: Path
+    config: RunConfig
+    step: int = 0
+    weights: str = "published"
+
+    def tokenizer(self) -> TextTokenizer:
+        return TextTokenizer.load(self.folder)
+
+    def read_into(self, name: str, targets: Mapping[str, Tensor], *, whose: str = "") -> None:
+        assert isinstance(self.config.model, PretrainedConfig)
+        found = dict(Pretrained.read(self.config.model, self.folder).named_parameters())
+        check_fit(found, targets, self.folder, whose or f"its {CONFIG}")
+        for key, target in targets.items():
+            fill(target.detach(), found[key].detach())
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder is of the kind that hubs hold."""
+    return (folder / CONFIG).is_file()
+
+
+def open_published(folder: Path) -> Source:
+    """As a model of masked noise."""
+    tree = _read_json(folder / CONFIG)
+    if tree.get("model_type") == LladaConfig.kind:
+        shape = llada_config(tree, folder / CONFIG)
+        return PublishedLlada(folder, _as_masked(shape, folder, shape.context))
+    longest = next((tree[name] for name in _LENGTHS if isinstance(tree.get(name), int)), 1024)
+    return PublishedOther(folder, _as_masked(PretrainedConfig(str(folder)), folder, longest))
+
+
+def _as_masked(model: ModelConfig, folder: Path, longest: int) -> RunConfig:
+    data = DataConfig(tokenizer=str(folder), length=min(longest, 4096))
+    return RunConfig(process=ProcessConfig("masked"), model=model, data=data)
+
+
+#: What transformers models call the longest row that they were made for.
+_LENGTHS = ("max_position_embeddings", "n_positions")
+
+
+#: What our module does; a checkpoint that says otherwise is not one that it can run.
+_FIXED: dict[str, Any] = {
+    "activation_type": "silu", "alibi": False, "attention_layer_norm": False, "block_group_size": 1,
+    "block_type": "llama", "include_bias": False, "include_qkv_bias": False, "input_emb_norm": False,
+    "bias_for_layer_norm": False, "layer_norm_type": "rms", "layer_norm_with_affine": True,
+    "multi_query_attention": None, "rope": True, "rope_full_precision": True, "scale_logits": False,
+    "weight_tying": False,
+}  # fmt: skip
+#: Published names of what varies.
+_NAMES = {
+    "depth": "n_layers", "width": "d_model", "heads": "n_heads", "mlp_width": "mlp_hidden_size",
+    "vocab_size": "embedding_size", "mask_id": "mask_token_id", "context": "max_sequence_length",
+    "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
+
+
+def llada_config(tree: Mapping[str, Any], where: Path) -> LladaConfig:
+    """The shape that a published config.json describes."""
+    for name, value in _FIXED.items():
+        if name in tree and tree[name] != value:
+            raise UserError(f"{where}: {name} is {tree[name]!r}, and only {value!r} can be run")
+    if tree.get("n_kv_heads") not in (None, tree.get("n_heads")):
+        raise UserError(f"{where}: n_kv_heads differs from n_heads, which cannot be run")
+    given = {**tree, "embedding_size": tree.get("embedding_size") or tree.get("vocab_size")}
+    return from_tree(LladaConfig, {ours: given.get(n) for ours, n in _NAMES.items()}, str(where))
+
+
+def llada_tree(config: LladaConfig, eos_id: int) -> dict[str, Any]:
+    """A config.json with the published keys."""
+    return {
+        **_FIXED,
+        **{theirs: getattr(config, ours) for ours, theirs in _NAMES.items()},
+        "alibi_bias_max": 8.0, "architectures": ["LLaDAModelLM"], "attention_dropout": 0.0,
+        "attention_layer_norm_with_affine": True, "embedding_dropout": 0.0, "eos_token_id": eos_id,
+        "flash_attention": False, "init_cutoff_factor": None, "init_device": "meta",
+        "init_fn": "mitchell", "init_std": 0.02, "mlp_ratio": 4, "model_type": "llada",
+        "n_kv_heads": config.heads, "pad_token_id": eos_id, "precision": "amp_bf16",
+        "residual_dropout": 0.0, "use_cache": False, "vocab_size": config.vocab_size,
+    }  # fmt: skip
+
+
+def write_published(
+    folder: Path, denoiser: Denoiser, tokenizer: TextTokenizer, card: str, *,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:  # fmt: skip
+    """A folder that others can load: LLaDA's under its published names, others' as transformers has it."""
+    config = getattr(denoiser, "config", None)
+    with atomic_folder(folder) as scratch:
+        if isinstance(denoiser, Pretrained):
+            denoiser.write(scratch)
+        elif isinstance(config, LladaConfig):
+            _write_json(scratch / CONFIG, llada_tree(config, tokenizer.eos_id))
+            _write_weights(scratch, dict(denoiser.named_parameters()), shard_bytes)
+        else:
+            raise UserError("transformers has no such model: write it with --format xdlm")
+        (scratch / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        (scratch / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:
+    """In one file, or in several with an index of which tensor is where."""
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for key, tensor in tensors.items():
+        if shards[-1] and filled + tensor.nbytes > shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][key] = tensor.detach()
+        filled += tensor.nbytes
+    names = [WEIGHTS]
+    if len(shards) > 1:
+        of = len(shards)
+        names = [f"model-{i:05d}-of-{of:05d}.safetensors" for i in range(1, of + 1)]
+        where = {key: name for name, part in zip(names, shards, strict=True) for key in part}
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+    for name, part in zip(names, shards, strict=True):
+        save_tensors({key: value.contiguous().cpu() for key, value in part.items()}, folder / name)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The files that hold the weights."""
+    if not (folder / INDEX).is_file():
+        if not (folder / WEIGHTS).is_file():
+            raise UserError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+        return [folder / WEIGHTS]
+    where = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise UserError(f"{folder / INDEX} is damaged: it has no weight_map")
+    files = sorted({folder / Path(str(name)).name for name in where.values()})
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{folder} is incomplete: {file.name} is missing")
+    return files
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{file} is damaged: it holds no mapping")
+    return tree
+
+
+def _write_json(file: Path, tree: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(tree, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,67 @@
+"""Named tensors in safetensors files: what a file holds, whether it fits, and reading it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from xdlm.errors import UserError
+from xdlm.training.sharding import is_sharded, part_like
+
+#: Weights come in these, by the names that safetensors has for them.
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # how the library reports a full disk
+        raise OSError(str(error)) from error
+
+
+def layout_of_file(file: Path) -> dict[str, Tensor]:
+    """Names, shapes and dtypes, as tensors without content."""
+    layout = {}
+    with safe_open(file, "pt") as source:
+        for key in source.keys():  # noqa: SIM118 (it is no dictionary)
+            kind, shape = source.get_slice(key).get_dtype(), source.get_slice(key).get_shape()
+            if kind not in _DTYPES:
+                raise UserError(
+                    f"{file}: {key} is of type {kind}; weights are of {', '.join(_DTYPES)}"
+                )
+            layout[key] = torch.empty(shape, dtype=_DTYPES[kind], device="meta")
+    return layout
+
+
+def check_fit(
+    layout: Mapping[str, Tensor], targets: Mapping[str, Tensor], where: Path, whose: str
+) -> None:
+    """The same names and shapes, or an error that says which differ from those that are `whose`."""
+    missing, surplus = sorted(set(targets) - set(layout)), sorted(set(layout) - set(targets))
+    if missing or surplus:
+        what = f"lacks {missing[0]}" if missing else f"holds an unknown {surplus[0]}"
+        raise UserError(f"{where} does not fit {whose}: it {what}")
+    for key, target in targets.items():
+        if target.shape != layout[key].shape:
+            raise UserError(
+                f"{where} does not fit {whose}: {key} has shape "
+                f"{tuple(layout[key].shape)}, the model {tuple(target.shape)}"
+            )
+
+
+def read_file(file: Path, targets: Mapping[str, Tensor]) -> None:
+    """One tensor at a time, so that a process that keeps a part of each never holds all of them."""
+    with safe_open(file, "pt") as source:
+        for key, target in targets.items():
+            fill(target, source.get_tensor(key))
+
+
+@torch.no_grad()
+def fill(target: Tensor, whole: Tensor) -> None:
+    """Copy a tensor, or this process's part of it where the target is sharded."""
+    target.copy_(part_like(target, whole) if is_sharded(target) else whole)

@@ -1,0 +1,142 @@
+"""LoRA: what is trained and what is not, checkpoints, merging."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from xdlm import UserError, load
+from xdlm.api import load_tokenizer
+from xdlm.config import LoraConfig, OptimConfig, RunConfig, load_config, parse_config
+from xdlm.data import Rows, load_rows
+from xdlm.models import PRESETS, DiTConfig, LladaConfig, ModelConfig, build_denoiser
+from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
+from xdlm.training.checkpoint import (
+    MODEL,
+    Content,
+    latest_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
+from xdlm.training.trained import find_model
+from xdlm.training.trainer import Trainer
+
+pytest.importorskip("peft")
+RECIPE = Path(__file__).parents[2] / "recipes" / "cpu-tiny.yaml"
+TOKENIZER = load_tokenizer("pocket")
+LLADA = LladaConfig(
+    depth=2, width=32, heads=2, mlp_width=48, vocab_size=TOKENIZER.size + 3,
+    mask_id=TOKENIZER.size + 1,
+)  # fmt: skip
+BACKBONES = {"dit": PRESETS["nano"], "llada": LLADA}
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return load_rows("corpus:train", TOKENIZER, 16, limit=1)
+
+
+def config_of(tmp_path: Path, model: ModelConfig, **lora) -> RunConfig:
+    """A run beside the frozen weights of a random model, which is put where it says."""
+    config = load_config(RECIPE)
+    start = tmp_path / "start"
+    train = replace(
+        config.train, out=str(tmp_path / "run"), start=str(start), steps=3, batch=4, micro_batch=2,
+        eval_every=0, save_every=0, device="cpu", seed=1,
+    )  # fmt: skip
+    plain = replace(
+        config, model=model, data=replace(config.data, length=16),
+        optim=OptimConfig(lr=0.02, warmup=0, ema=0.0),
+        train=train,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    base = build_denoiser(model, plain.vocab(TOKENIZER.size).size)
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    tensors = {MODEL: dict(base.named_parameters())}
+    save_checkpoint(start, Content(plain, TOKENIZER.to_json(), 0, tensors))
+    return replace(plain, lora=LoraConfig(**{"rank": 2, **lora}))
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_only_adapters_are_trained_saved_and_read_back(
+    tmp_path: Path, rows: Rows, kind: str
+) -> None:
+    config = config_of(tmp_path, BACKBONES[kind])
+    trainer = Trainer(config, TOKENIZER, rows)
+    trainer.start_from(find_model(config.train.start))
+    before = {name: p.clone() for name, p in frozen_parameters(trainer.model).items()}
+    base = open_checkpoint(tmp_path / "start").tensors(MODEL)
+    assert before.keys() == base.keys()
+    assert all(torch.equal(before[name], base[name]) for name in base)
+    assert trainer.run()
+    assert all(torch.equal(p, before[n]) for n, p in frozen_parameters(trainer.model).items())
+    assert all("lora" in name for name in trained_parameters(trainer.model))
+
+    saved = open_checkpoint(latest_checkpoint(tmp_path / "run"))
+    assert saved.tensors(MODEL).keys() == trained_parameters(trainer.model).keys()
+    model, start = load(tmp_path / "run", device="cpu"), load(tmp_path / "start", device="cpu")
+    z, t = torch.from_numpy(rows.take([0, 1])), torch.full((2,), 0.5)
+    with torch.no_grad():
+        adapted, plain, merged = (m.denoiser(z, t) for m in (model, start, model.merged()))
+    assert not torch.allclose(adapted, plain, atol=1e-3)
+    torch.testing.assert_close(adapted, merged, rtol=1e-4, atol=1e-4)
+
+    model.save(tmp_path / "merged")
+    whole = load(tmp_path / "merged", device="cpu")
+    assert whole.config.lora == LoraConfig()
+    with torch.no_grad():
+        torch.testing.assert_close(whole.denoiser(z, t), merged)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, rows: Rows) -> None:
+    config = config_of(tmp_path, LLADA, dropout=0.1)
+    straight = Trainer(config, TOKENIZER, rows)
+    straight.start_from(find_model(config.train.start))
+    straight.run()
+    half = replace(config, train=replace(config.train, steps=2, out=str(tmp_path / "half")))
+    first = Trainer(half, TOKENIZER, rows)
+    first.start_from(find_model(config.train.start))
+    first.run()
+    second = Trainer(replace(half, train=replace(half.train, steps=3)), TOKENIZER, rows)
+    second.restore(open_checkpoint(latest_checkpoint(tmp_path / "half")))
+    second.run()
+    for a, b in zip(straight.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_frozen_weights_take_the_trunks_precision(tmp_path: Path, rows: Rows) -> None:
+    config = config_of(tmp_path, LLADA)
+    train = replace(config.train, precision="bfloat16", activation_checkpointing=True)
+    trainer = Trainer(replace(config, train=train), TOKENIZER, rows)
+    trainer.start_from(find_model(config.train.start))
+    assert trainer.engine.running is trainer.model
+    assert {p.dtype for p in frozen_parameters(trainer.model).values()} == {torch.bfloat16}
+    assert {p.dtype for p in trained_parameters(trainer.model).values()} == {torch.float32}
+    assert trainer.run()
+
+
+def test_targets_by_name_never_the_head() -> None:
+    model = build_denoiser(LLADA, LLADA.vocab_size)
+    add_adapters(model, LoraConfig(rank=2, targets="q_proj, ff_out"))
+    names = {name.partition(".lora_")[0] for name in trained_parameters(model)}
+    blocks = [f"model.transformer.blocks.{i}" for i in range(2)]
+    assert names == {f"{block}.{name}" for block in blocks for name in ("q_proj", "ff_out")}
+
+
+def test_bad_settings_are_named() -> None:
+    with pytest.raises(UserError, match="no 'q_prj'; did you mean 'q_proj'"):
+        add_adapters(build_denoiser(LLADA, LLADA.vocab_size), LoraConfig(rank=2, targets="q_prj"))
+    for text, says in (
+        ("lora: {rank: 4}", "needs trained weights"),
+        ("lora: {alpha: 4}", "no meaning without a rank"),
+        ("lora: {rank: -1}", "must be >= 0"),
+        ("{lora: {rank: 4, rnk: 3}}", "unknown key 'rnk'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            parse_config(text)
+    assert isinstance(parse_config("train: {start: x}\nlora: {rank: 4}").model, DiTConfig)
