@@ -115,6 +115,7 @@ def sample(
     config: SamplerConfig | None = None,
     seed: int = 0,
     first_index: int = 0,
+    index: Tensor | None = None,
     given: Tensor | None = None,
     frozen: Tensor | None = None,
     label: Tensor | None = None,
@@ -124,12 +125,15 @@ def sample(
     """Draw `batch` sequences of `length` tokens.
 
     Positions where `frozen` [B, L] holds keep the tokens of `given` [B, L] throughout, under every
-    noise type. Sequence i is a pure function of (seed, first_index + i): batches of any size give
-    the same sequences up to the model's own rounding.
+    noise type. Sequence i is a pure function of (seed, first_index + i), or of (seed, index[i]) where
+    `index` [B] is given: batches of any size give the same sequences up to the model's own rounding.
     """
     config = config if config is not None else SamplerConfig()
     device = denoiser.head_weight.device
-    index = (first_index + torch.arange(batch, device=device))[:, None]
+    index = first_index + torch.arange(batch) if index is None else index
+    if index.shape != (batch,):
+        raise UserError(f"index must have shape ({batch},), got {tuple(index.shape)}")
+    index = index.to(device)[:, None]
     position = torch.arange(length, device=device)[None]
 
     def draw(stream: Stream, step: int) -> Tensor:
