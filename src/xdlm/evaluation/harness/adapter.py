@@ -12,10 +12,13 @@ autoregressive one; its second part, whether the answer is the greedy one, is to
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from xdlm.errors import UserError
+from xdlm.evaluation.conditional import Answer
+from xdlm.evaluation.generation import mean
 from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
 from xdlm.evaluation.harness.writers import WriterSettings
 
@@ -32,8 +35,8 @@ def register() -> Any:
         raise UserError(MISSING) from error
 
     class XdlmModel(LM):
-        """Hands lm-eval's requests to a `Responder`, and keeps its replies for who wants to know more
-        than their text."""
+        """Hands lm-eval's requests to a `Responder`, and keeps its replies and answers for who wants to
+        know more than lm-eval takes."""
 
         def __init__(
             self,
@@ -50,6 +53,7 @@ def register() -> Any:
         ) -> None:
             super().__init__()
             self.replies: list[Reply] = []
+            self.answers: list[Answer] = []
             if isinstance(model, Responder):
                 self.responder = model
                 return
@@ -64,7 +68,9 @@ def register() -> Any:
             prompts = []
             for request in requests:
                 text, options = request.args
-                prompts.append(Prompt(text, _stops(options), options.get("max_gen_toks"), repeats[text]))
+                prompts.append(
+                    Prompt(text, _stops(options), options.get("max_gen_toks"), repeats[text])
+                )
                 repeats[text] += 1
             replies = self.responder.write(prompts)
             self.replies += replies
@@ -74,13 +80,25 @@ def register() -> Any:
             self, requests: list[Any], disable_tqdm: bool = False
         ) -> list[tuple[float, bool]]:
             found = self.responder.log_likelihood([request.args for request in requests])
+            self.answers += found
             return [(answer.log_p, answer.greedy) for answer in found]
 
         def loglikelihood_rolling(
             self, requests: list[Any], disable_tqdm: bool = False
         ) -> list[float]:
             found = self.responder.rolling([request.args[0] for request in requests])
+            self.answers += found
             return [answer.log_p for answer in found]
+
+        def get_model_info(self) -> dict[str, Any]:
+            """What lm-eval puts beside its results: what the figures are, and how sure."""
+            info: dict[str, Any] = {"writing": asdict(self.responder.writing)}
+            if self.answers:
+                exact = self.responder.model.process is None
+                draws = self.responder.draws
+                info["log_likelihood"] = "exact" if exact else f"lower bound from {draws} draws"
+                info["log_likelihood_stderr"] = mean([a.stderr for a in self.answers]).value
+            return info
 
     return register_model("xdlm")(XdlmModel)
 

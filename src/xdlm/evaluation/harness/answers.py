@@ -72,6 +72,8 @@ def plain_math(answer: str) -> str:
         text = text.split("=")[1]
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text):
         text = text.replace(",", "")
+    if re.fullmatch(r"\([A-Z]\)", text):
+        text = text[1]
     if re.fullmatch(r"-?\d+/\d+", text):
         text = _over_of(*text.split("/"))
     text = re.sub(r"(?<!\d)\.(?=\d)", "0.", text)

@@ -69,6 +69,8 @@ def humaneval() -> tuple[Examples, Questions]:
 def mbpp() -> tuple[Examples, Questions]:
     """Problems 11 to 510, the 500 of the published test part; 2, 3 and 4 are the examples."""
     rows = {row["task_id"]: row for row in _lines("mbpp/mbpp.jsonl")}
+    for row in rows.values():
+        row["code"] = row["code"].replace("\r\n", "\n")
     return [rows[i] for i in (2, 3, 4)], [rows[i] for i in range(11, 511)]
 
 
