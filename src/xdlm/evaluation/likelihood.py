@@ -160,8 +160,8 @@ def row_bounds(
     bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
     draws + 2 forward passes."""
     noised = Noised(denoiser, process, x, index, seed, impl=impl)
-    ends = noised.ends(0)[:, None]
-    return torch.stack([noised.integrand(at, i) for i, at in enumerate(even.unbind(1))], 1) + ends
+    inner = [noised.integrand(at, draw) for draw, at in enumerate(even.unbind(1))]
+    return torch.stack(inner, 1) + noised.ends(0)[:, None]
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ _DESCRIPTION = """Benchmarks of large models: gsm8k, math, math500, bbh, humanev
 lm-eval from files in the folder benchmarks of local data (XDLM_DATA), without network. The paper's settings
 are --steps 32 64 128 256 and --length 256.
 
-The questions of humaneval and mbpp are answered with programs, which are run: in a process of their own with
-limits of time, memory and output, no network and nothing to write to but a scratch folder, as far as this
-machine can guarantee that; which guards stood around them is printed. --run-code allows it.
+The answers to humaneval and mbpp are programs, which are run where --run-code allows it: in a process of
+their own with limits of time, memory and output, no network and nothing to write to but a scratch folder,
+as far as this machine can guarantee that; which guards stood around them is printed.
 
 A program has passed, is wrong (a test's assertion is false) or has failed (it does not compile, raises, or
 runs out of its limits).

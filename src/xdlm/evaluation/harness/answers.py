@@ -15,7 +15,7 @@ def last_number(text: str) -> str | None:
 
 def marked_number(text: str) -> str | None:
     """The number behind `####`, as the training answers of GSM8K end."""
-    before, mark, after = text.partition("####")
+    _, mark, after = text.partition("####")
     found = _NUMBER.match(after.strip()) if mark else None
     return _plain(found[0]) if found else None
 

@@ -17,7 +17,8 @@ from xdlm.data import data_root
 from xdlm.errors import UserError
 
 Row = dict[str, Any]
-Examples = Questions = list[Row]
+Examples = list[Row]
+Questions = list[Row]
 
 
 def folder() -> Path:

@@ -141,8 +141,8 @@ def _plan(
         "", None, None, len(samples), writing.seed, name, data=task,
         data_sha256=hashlib.sha256(asked.encode()).hexdigest(), length=writing.length,
         steps=writing.steps, sampler=writing.sampler + undone + options,
-        temperature=writing.temperature, top_p=writing.top_p, draws=asking.programs if task in CODE else None,
-        **provenance(responder.model),
+        temperature=writing.temperature, top_p=writing.top_p,
+        draws=asking.programs if task in CODE else None, **provenance(responder.model),
     )  # fmt: skip
 
 
