@@ -11,7 +11,8 @@ from xdlm.errors import UserError, did_you_mean
 MEASURES = {
     "ppl": "how well a model predicts text: perplexity",
     "gen": "how well it writes: quality of generated text under a judge",
-    "dynamics": "both, at every checkpoint of training runs",
+    "llm": "how well it answers: benchmarks of large models, programs in a sandbox",
+    "dynamics": "perplexity and quality, at every checkpoint of training runs",
 }
 
 _USAGE = f"""usage: xdlm eval MEASURE [options]
@@ -22,6 +23,7 @@ measures:
 examples:
   xdlm eval ppl --max-rows 16
   xdlm eval gen --steps 4 16 --n 8 --records results.jsonl
+  xdlm eval llm --tasks gsm8k --steps 8 --limit 2
   xdlm eval dynamics runs/cpu-tiny --records dynamics.jsonl
 
 `xdlm eval MEASURE --help` lists a measure's options.

@@ -47,7 +47,7 @@ def quality(
     scores = score_all(judge, texts, on_text)
     return Quality(
         perplexity=_perplexity(scores),
-        entropy=_mean([token_entropy(ids) for ids in tokens]),
+        entropy=mean([token_entropy(ids) for ids in tokens]),
         distinct={n: _distinct(tokens, n) for n in N_GRAMS},
         n=len(texts),
         judge_tokens=sum(score.tokens for score in scores),
@@ -76,7 +76,8 @@ def _perplexity(scores: Sequence[Score]) -> Mean:
     return Mean(value, value * spread)
 
 
-def _mean(values: Sequence[float]) -> Mean:
+def mean(values: Sequence[float]) -> Mean:
+    """With its standard error, which one value does not tell."""
     n = len(values)
     stderr = float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
     return Mean(float(np.mean(values)), stderr)

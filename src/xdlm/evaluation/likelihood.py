@@ -159,23 +159,67 @@ def row_bounds(
     """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of the
     bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
     draws + 2 forward passes."""
-    estimates = torch.zeros_like(even)
-    for draw, at in enumerate(even.unbind(1)):
-        t, weight = bent_times(at, process.time_range)
-        coefs = process.coefs(t)
-        z = _noised(process, coefs, x, index, seed, draw)
-        stats = _stats(denoiser, process, coefs, t, x, z, impl)
-        estimates[:, draw] = nelbo_of_stats(coefs, stats, x, z).double().sum(1) * weight
-    zeros = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    for end, t_end, step in zip(
-        bound_ends(process, zeros), (1.0, process.time_range[0]), (_START_STEP, _END_STEP),
-        strict=True,
-    ):  # fmt: skip
-        z = _noised(process, end.noisy, x, index, seed, step)
-        stats = _stats(denoiser, process, end.target, zeros + t_end, x, z, impl)
-        kl = step_kl_of_stats(process, end.target, end.noisy, stats, x, z)
-        estimates += kl.double().sum(1, keepdim=True)
-    return estimates
+    noised = Noised(denoiser, process, x, index, seed, impl=impl)
+    inner = [noised.integrand(at, draw) for draw, at in enumerate(even.unbind(1))]
+    return torch.stack(inner, 1) + noised.ends(0)[:, None]
+
+
+@dataclass(frozen=True)
+class Noised:
+    """The terms of the bound for rows `x` [B, L], summed over positions: of all, or of those alone where
+    `free` [B, L] holds. The others then stay clean, and the bound is one on -log p(free | others), that of
+    the sampler which never touches them."""
+
+    denoiser: Denoiser
+    process: NoiseProcess
+    x: Tensor
+    index: Tensor
+    """[B], what decides a row's noise, together with the seed."""
+    seed: int
+    free: Tensor | None = None
+    impl: Impl = "auto"
+
+    def integrand(self, even: Tensor, draw: int) -> Tensor:
+        """At times that `even` [B] in [0, 1) decides, weighted so that its mean over `even` is the
+        integral over time; float64 [B]."""
+        t, weight = bent_times(even, self.process.time_range)
+        coefs = self.process.coefs(t)
+        z = self._noisy(coefs, draw)
+        stats = self._stats(coefs, t, z)
+        return self._total(nelbo_of_stats(coefs, stats, self.x, z)) * weight
+
+    def ends(self, draw: int) -> Tensor:
+        """The start and the end of the bound, at one draw of noise each; float64 [B]."""
+        zeros = torch.zeros(len(self.x), dtype=torch.float64, device=self.x.device)
+        total = zeros
+        for end, t_end, step in zip(
+            bound_ends(self.process, zeros), (1.0, self.process.time_range[0]),
+            (_START_STEP, _END_STEP), strict=True,
+        ):  # fmt: skip
+            z = self._noisy(end.noisy, step + 2 * draw)
+            stats = self._stats(end.target, zeros + t_end, z)
+            kl = step_kl_of_stats(self.process, end.target, end.noisy, stats, self.x, z)
+            total = total + self._total(kl)
+        return total
+
+    def _noisy(self, coefs: Coefs, step: int) -> Tensor:
+        position = torch.arange(self.x.shape[1], device=self.x.device)[None]
+        u = uniform(self.seed, Stream.CORRUPT, self.index[:, None], position, step)
+        z = self.process.corrupt_with(coefs, self.x, u)
+        return z if self.free is None else torch.where(self.free, z, self.x)
+
+    def _stats(self, coefs: Coefs, t: Tensor, z: Tensor) -> RowStats:
+        """Every row: evaluation never thins."""
+        hidden = run_trunk(self.denoiser, z, t.float())
+        return row_stats(
+            hidden, self.denoiser.head_weight, self.denoiser.head_bias, self.x, z,
+            row_log_c(self.process, coefs, self.x), mask_id=self.process.special_ids, impl=self.impl,
+        )  # fmt: skip
+
+    def _total(self, nats: Tensor) -> Tensor:
+        """What a frozen position would cost is no part of the bound."""
+        nats = nats.double()
+        return (nats if self.free is None else torch.where(self.free, nats, 0.0)).sum(1)
 
 
 def bent_times(even: Tensor, time_range: tuple[float, float]) -> tuple[Tensor, Tensor]:
@@ -201,11 +245,11 @@ def summarise(
     n_rows = sum(map(len, rows))
     n_tokens = sum(len(group) * length for group, length in zip(rows, lengths, strict=True))
     total = float(sum(group.sum() for group in rows))
-    spread = [_squares(group) for group in rows if len(group) > 1]
+    spread = [squares(group) for group in rows if len(group) > 1]
     if spread:
         variance = n_rows * float(torch.cat(spread).mean())
     elif draws > 1:
-        variance = sum(float(_squares(group[0]).mean()) / draws for group in estimates)
+        variance = sum(float(squares(group[0]).mean()) / draws for group in estimates)
     else:
         variance = math.nan
     mean, stderr = total / n_tokens, math.sqrt(variance) / n_tokens
@@ -217,7 +261,7 @@ def summarise(
     )  # fmt: skip
 
 
-def _squares(values: Tensor) -> Tensor:
+def squares(values: Tensor) -> Tensor:
     """Estimates of the variance of one of these, from neighbours or from threes of them."""
     return values.diff() ** 2 / 2 if len(values) == 2 else values.diff(n=2) ** 2 / 6
 
@@ -245,28 +289,3 @@ def _batches(whole: int, use_tail: bool, batch: int) -> list[slice]:
     """Of rows in their order; the tail has another length and goes alone."""
     batches = [slice(start, min(start + batch, whole)) for start in range(0, whole, batch)]
     return [*batches, slice(whole, whole + 1)] if use_tail else batches
-
-
-def _noised(
-    process: NoiseProcess, coefs: Coefs, x: Tensor, index: Tensor, seed: int, step: int
-) -> Tensor:
-    position = torch.arange(x.shape[1], device=x.device)[None]
-    u = uniform(seed, Stream.CORRUPT, index[:, None], position, step)
-    return process.corrupt_with(coefs, x, u)
-
-
-def _stats(
-    denoiser: Denoiser,
-    process: NoiseProcess,
-    coefs: Coefs,
-    t: Tensor,
-    x: Tensor,
-    z: Tensor,
-    impl: Impl,
-) -> RowStats:
-    """Every row: evaluation never thins."""
-    hidden = run_trunk(denoiser, z, t.float())
-    return row_stats(
-        hidden, denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(process, coefs, x),
-        mask_id=process.special_ids, impl=impl,
-    )  # fmt: skip

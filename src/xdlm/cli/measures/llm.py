@@ -1,0 +1,144 @@
+"""`xdlm eval llm`: how well a model answers questions and writes programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from xdlm.api import check_writes
+from xdlm.cli.measures.common import (
+    Running,
+    check_settings,
+    check_target,
+    is_known,
+    keep,
+    opened,
+    show_table,
+)
+from xdlm.cli.options import parse
+from xdlm.cli.progress import progress
+from xdlm.errors import UserError
+from xdlm.evaluation.harness import Responder, WriterSettings
+from xdlm.evaluation.harness.running import CODE, Asked, Asking, ask
+from xdlm.evaluation.records import EvalRecord
+from xdlm.evaluation.sandbox import available_guards
+from xdlm.files import check_writable, write_atomic
+
+_DESCRIPTION = """Benchmarks of large models: gsm8k, math, math500, bbh, humaneval and mbpp, asked through
+lm-eval from files in the folder benchmarks of local data (XDLM_DATA), without network. The paper's settings
+are --steps 32 64 128 256 and --length 256.
+
+The answers to humaneval and mbpp are programs, which are run where --run-code allows it: in a process of
+their own with limits of time, memory and output, no network and nothing to write to but a scratch folder,
+as far as this machine can guarantee that; which guards stood around them is printed.
+
+A program has passed, is wrong (a test's assertion is false) or has failed (it does not compile, raises, or
+runs out of its limits).
+
+examples:
+  xdlm eval llm --tasks gsm8k --steps 8 --limit 2
+  xdlm eval llm --model runs/mine --tasks gsm8k math bbh --steps 32 64 --records results.jsonl
+  xdlm eval llm --model runs/mine --tasks mbpp --programs 10 --pass-at 1 10 --temperature 1 --run-code
+"""
+
+
+@dataclass(frozen=True)
+class Options(Running):
+    model: str = "pocket"
+    """A bundled name, a checkpoint folder or a run folder."""
+    tasks: tuple[str, ...] = ("gsm8k",)
+    """Some of gsm8k, math, math500, bbh, humaneval, mbpp."""
+    steps: tuple[int, ...] = (32,)
+    """Numbers of sampling steps."""
+    length: int = 256
+    """Tokens of an answer."""
+    limit: int | None = None
+    """Ask only the first so many questions of each task."""
+    sampler: str = "ancestral"
+    """How answers are written."""
+    sampler_options: tuple[str, ...] = ()
+    """What a sampler alone understands, each as name=value."""
+    temperature: float = 0.0
+    """0 takes the most likely token of every prediction."""
+    top_p: float = 1.0
+    """Draw from the smallest set of tokens that holds this probability."""
+    k: float | None = None
+    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
+    programs: int = 1
+    """Programs per problem, in humaneval and mbpp."""
+    pass_at: tuple[int, ...] = (1,)
+    """The k of pass@k, at most the number of programs."""
+    run_code: bool = False
+    """Allow that programs which the model wrote are run, in the sandbox."""
+    batch: int = 16
+    """Prompts of equal length that go through the model at a time."""
+    context: int | None = None
+    """Tokens that a prompt and its answer may have together: longer prompts lose their beginning. By
+    default none does."""
+    samples: str | None = None
+    """Keep questions and answers in this folder, a file of JSON lines per task and number of steps."""
+    records: str | None = None
+    """Append the results to this file, one line of JSON each."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm eval llm", description=_DESCRIPTION)
+    check_settings(options)
+    if not options.steps:
+        raise UserError("--steps needs at least one number")
+    asking = Asking(options.limit, options.programs, options.pass_at, options.run_code)
+    asking.check(options.tasks)
+    settings = [_writing(options, steps) for steps in options.steps]
+    check_target(options.records)
+    if options.samples is not None:
+        check_writable(Path(options.samples), make=False)
+    model = opened(options.model, options)
+    check_writes(model.config)
+    model = model if options.k is None else model.mixed(options.k)
+    table = Table("task", "steps", "metric", "value", "questions", "ends", "forward passes")
+    for writing in settings:
+        for task in options.tasks:
+            responder = Responder(model, writing, context=options.context, progress=progress)
+            asked = ask(responder, options.model, task, asking)
+            keep(options.records, *asked.records)
+            _keep_samples(options, task, writing.steps, asked)
+            for record in asked.records:
+                _add_row(table, record)
+    guards = f"; programs ran under {available_guards()}" if set(CODE) & set(options.tasks) else ""
+    title = f"{options.model}, {options.length} tokens, {settings[0].sampler} sampler"
+    show_table(table, f"{title}, temperature {options.temperature:g}{guards}")
+
+
+def _writing(options: Options, steps: int) -> WriterSettings:
+    extra = {}
+    for word in options.sampler_options:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise UserError(f"--sampler-options takes name=value, got '{word}'")
+        extra[name] = value
+    return WriterSettings(
+        options.sampler, steps, options.length, options.temperature, options.top_p, options.seed,
+        options.batch, extra,
+    )  # fmt: skip
+
+
+def _keep_samples(options: Options, task: str, steps: int, asked: Asked) -> None:
+    if options.samples is not None:
+        lines = "".join(json.dumps(sample) + "\n" for sample in asked.samples)
+        write_atomic(Path(options.samples) / f"{task}-steps-{steps:05d}.jsonl", lines)
+
+
+def _add_row(table: Table, record: EvalRecord) -> None:
+    found = record.details
+    ends = " / ".join(
+        f"{found[end]:.0f} {end}" for end in ("failed", "wrong", "passed") if end in found
+    )
+    value = f"{100 * (record.value or 0):.2f} %"
+    error = f" ± {100 * (record.stderr or 0):.2f}" if is_known(record.stderr) else ""
+    table.add_row(
+        record.data, f"{record.steps}", record.metric, value + error, f"{record.n:,}", ends,
+        f"{record.nfe:.0f}",
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""The library as a model of lm-eval, under the name `xdlm`.
+
+    from xdlm.evaluation.harness import register
+
+    register()
+    lm_eval.simple_evaluate("xdlm", model_args="model=pocket,steps=32", tasks=[...])
+
+`loglikelihood` is a lower bound on log p for a model of noise, from `draws` draws, and exact for an
+autoregressive one; its second part, whether the answer is the greedy one, is told by the latter alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from xdlm.errors import UserError
+from xdlm.evaluation.conditional import Answer
+from xdlm.evaluation.generation import mean
+from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
+from xdlm.evaluation.harness.writers import WriterSettings
+
+MISSING = "benchmarks need lm-eval: pip install 'xdlm[eval]'"
+
+
+@cache
+def register() -> Any:
+    """The class, made known to lm-eval. It is made here since its base is imported when it is needed."""
+    try:
+        from lm_eval.api.model import LM
+        from lm_eval.api.registry import register_model
+    except ImportError as error:
+        raise UserError(MISSING) from error
+
+    class XdlmModel(LM):
+        """Hands lm-eval's requests to a `Responder`, and keeps its replies and answers for who wants to
+        know more than lm-eval takes."""
+
+        def __init__(
+            self,
+            model: str | Responder = "pocket",
+            *,
+            device: str | None = None,
+            weights: Any = "ema",
+            precision: Any = "float32",
+            draws: int = 32,
+            context: int | None = None,
+            batch_size: int | str | None = None,
+            max_batch_size: int | None = None,
+            **writing: Any,
+        ) -> None:
+            super().__init__()
+            self.replies: list[Reply] = []
+            self.answers: list[Answer] = []
+            if isinstance(model, Responder):
+                self.responder = model
+                return
+            from xdlm import load
+
+            loaded = load(model, device=device or "auto", weights=weights, precision=precision)
+            settings = WriterSettings(batch=int(batch_size or 16), **writing)
+            self.responder = Responder(loaded, settings, draws, context)
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            repeats: Counter[str] = Counter()
+            prompts = []
+            for request in requests:
+                text, options = request.args
+                prompts.append(
+                    Prompt(text, _stops(options), options.get("max_gen_toks"), repeats[text])
+                )
+                repeats[text] += 1
+            replies = self.responder.write(prompts)
+            self.replies += replies
+            return [reply.text for reply in replies]
+
+        def loglikelihood(
+            self, requests: list[Any], disable_tqdm: bool = False
+        ) -> list[tuple[float, bool]]:
+            found = self.responder.log_likelihood([request.args for request in requests])
+            self.answers += found
+            return [(answer.log_p, answer.greedy) for answer in found]
+
+        def loglikelihood_rolling(
+            self, requests: list[Any], disable_tqdm: bool = False
+        ) -> list[float]:
+            found = self.responder.rolling([request.args[0] for request in requests])
+            self.answers += found
+            return [answer.log_p for answer in found]
+
+        def get_model_info(self) -> dict[str, Any]:
+            """What lm-eval puts beside its results: what the figures are, and how sure."""
+            info: dict[str, Any] = {"writing": asdict(self.responder.writing)}
+            if self.answers:
+                exact = self.responder.model.process is None
+                draws = self.responder.draws
+                info["log_likelihood"] = "exact" if exact else f"lower bound from {draws} draws"
+                info["log_likelihood_stderr"] = mean([a.stderr for a in self.answers]).value
+            return info
+
+    return register_model("xdlm")(XdlmModel)
+
+
+def _stops(options: dict[str, Any]) -> tuple[str, ...]:
+    until = options.get("until") or ()
+    return (until,) if isinstance(until, str) else tuple(until)

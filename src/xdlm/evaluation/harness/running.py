@@ -1,0 +1,191 @@
+"""Benchmarks as records: asked through lm-eval, scored, and kept with all that they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from xdlm.errors import UserError, did_you_mean
+from xdlm.evaluation.generation import Mean, mean
+from xdlm.evaluation.harness.adapter import register
+from xdlm.evaluation.harness.benchmarks import SETS
+from xdlm.evaluation.harness.responder import Reply, Responder
+from xdlm.evaluation.passing import pass_at_k
+from xdlm.evaluation.provenance import provenance
+from xdlm.evaluation.records import EvalRecord
+from xdlm.evaluation.sandbox import available_guards
+from xdlm.evaluation.subject import OnProgress, Progress
+
+TASKS = Path(__file__).with_name("tasks")
+#: Tasks whose answers are programs, which have to be run.
+CODE = ("humaneval", "mbpp")
+ENDS = ("passed", "wrong", "failed", "out_of_limits")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked of a model."""
+
+    limit: int | None = None
+    """So many questions of a task, the first ones; by default all."""
+    programs: int = 1
+    """Programs per problem, in tasks of code."""
+    pass_at: tuple[int, ...] = (1,)
+    """The k of pass@k."""
+    run_code: bool = False
+    """Whether programs that the model wrote may be run."""
+
+    def check(self, tasks: Sequence[str]) -> None:
+        """What cannot be, before anything is loaded."""
+        if not tasks:
+            raise UserError(f"which tasks? some of {', '.join(SETS)}")
+        for name in tasks:
+            if name not in SETS:
+                raise UserError(f"unknown task '{name}'{did_you_mean(name, SETS)}")
+        if (self.limit is not None and self.limit < 1) or self.programs < 1:
+            raise UserError("the limit of questions and the number of programs must be at least 1")
+        if not self.pass_at or not all(1 <= k <= self.programs for k in self.pass_at):
+            raise UserError(
+                f"the k of pass@k must lie in 1..{self.programs}, the programs per problem"
+            )
+        unread = [name for name in tasks if name in CODE]
+        if unread and not self.run_code:
+            raise UserError(
+                f"{' and '.join(unread)}: the answers are programs that would be run, in a sandbox; "
+                "allow it with --run-code"
+            )
+        if unread:
+            available_guards()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task's results and everything that was said."""
+
+    records: list[EvalRecord]
+    samples: list[dict[str, Any]]
+
+
+def ask(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
+    """Put a task's questions to the model called `name`."""
+    asking.check([task])
+    found, replies = _evaluated(responder, task, asking)
+    samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
+    said = [_said(sample, task) for sample in samples]
+    plan = _plan(responder, name, task, samples, asking)
+    plan = replace(plan, nfe=mean([reply.nfe for reply in replies]).value)
+    about = {"cut_prompts": float(responder.n_cut), "stopped": _share_stopped(replies)}
+    if task in CODE:
+        records = _code_records(plan, samples, asking, about)
+    else:
+        right = [float(sample["exact_match"]) for sample in samples]
+        about |= _more(task, samples)
+        records = [_filled(plan, "exact_match", mean(right), about)]
+    return Asked(records, said)
+
+
+def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, list[Reply]]:
+    model_class = register()
+    with _quiet(responder.progress) as progress:
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+
+        model = model_class(replace(responder, progress=progress))
+        manager = TaskManager(include_path=str(TASKS), include_defaults=False)
+        wanted = manager.load(task)["tasks"][task]
+        wanted.config.repeats = asking.programs if task in CODE else 1
+        found = lm_eval.simple_evaluate(
+            model, tasks=[wanted], limit=asking.limit, bootstrap_iters=0, task_manager=manager,
+            confirm_run_unsafe_code=asking.run_code,
+        )  # fmt: skip
+    responder.n_cut = model.responder.n_cut
+    return found, model.replies
+
+
+@contextmanager
+def _quiet(progress: Progress) -> Iterator[Progress]:
+    """Without lm-eval's own remarks and bars, and with ours."""
+    logger, screen = logging.getLogger("lm_eval"), sys.stderr
+    level = logger.level
+
+    @contextmanager
+    def heard(what: str) -> Iterator[OnProgress]:
+        with redirect_stderr(screen), progress(what) as show:
+            yield show
+
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        logger.setLevel(logging.ERROR)
+        try:
+            yield heard
+        finally:
+            logger.setLevel(level)
+
+
+def _plan(
+    responder: Responder, name: str, task: str, samples: list[dict[str, Any]], asking: Asking
+) -> EvalRecord:
+    writing = responder.writing
+    asked = " ".join(f"{sample['prompt_hash']} {sample['target_hash']}" for sample in samples)
+    options = "".join(f", {key} = {value}" for key, value in sorted(writing.options.items()))
+    noise = responder.model.sampled_as
+    undone = "" if noise is None else f" as {noise.kind}, k = {noise.k:g}"
+    return EvalRecord(
+        "", None, None, len(samples), writing.seed, name, data=task,
+        data_sha256=hashlib.sha256(asked.encode()).hexdigest(), length=writing.length,
+        steps=writing.steps, sampler=writing.sampler + undone + options,
+        temperature=writing.temperature, top_p=writing.top_p,
+        draws=asking.programs if task in CODE else None, **provenance(responder.model),
+    )  # fmt: skip
+
+
+def _filled(plan: EvalRecord, metric: str, found: Mean, details: dict[str, float]) -> EvalRecord:
+    return replace(plan, metric=metric, value=found.value, stderr=found.stderr, details=details)
+
+
+def _code_records(
+    plan: EvalRecord, samples: list[dict[str, Any]], asking: Asking, about: dict[str, float]
+) -> list[EvalRecord]:
+    """pass@k for every k, with how the programs ended."""
+    passed = [int(sample["passed"]) for sample in samples]
+    ends = {end: math.fsum(sample[end] for sample in samples) for end in ENDS}
+    return [
+        _filled(plan, f"pass@{k}", pass_at_k(passed, asking.programs, k), about | ends)
+        for k in asking.pass_at
+    ]
+
+
+def _more(task: str, samples: list[dict[str, Any]]) -> dict[str, float]:
+    if task == "gsm8k":
+        return {"marked_match": mean([sample["marked_match"] for sample in samples]).value}
+    if task == "bbh":  # what published tables show: subtasks count alike, whatever their size
+        subtasks: dict[str, list[float]] = {}
+        for sample in samples:
+            subtasks.setdefault(sample["doc"]["subtask"], []).append(sample["exact_match"])
+        means = [mean(right).value for right in subtasks.values()]
+        return {"mean_of_subtasks": mean(means).value, "subtasks": float(len(means))}
+    return {}
+
+
+def _share_stopped(replies: Sequence[Reply]) -> float:
+    """Of answers that ended before their last token."""
+    return mean([float(bool(reply.stopped)) for reply in replies]).value
+
+
+def _said(sample: dict[str, Any], task: str) -> dict[str, Any]:
+    """A question, what was said to it, and how that was judged."""
+    verdicts = ENDS if task in CODE else ("exact_match",)
+    return {
+        "number": sample["doc_id"],
+        "prompt": sample["arguments"][0][0],
+        "answers": [text for reply in sample["resps"] for text in reply],
+        "right": sample["target"],
+        **{verdict: sample[verdict] for verdict in verdicts},
+    }
