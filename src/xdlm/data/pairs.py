@@ -1,6 +1,6 @@
 """Prompts with responses: one pair to a row, the prompt given, the rest to be learned.
 
-A row is `[bos?] prompt response eos eos ...`: end tokens fill it up and are learned too, so that a model can
+A row is `[bos?] prompt response eos eos ...`: end tokens fill it and are learned too, so that a model can
 tell where to stop. Nothing is cut: a pair that has no room is an error.
 """
 
