@@ -1,7 +1,7 @@
 """Prompts with responses: one pair to a row, the prompt given, the rest to be learned.
 
-A row is `[bos?] prompt response eos eos ...`: end tokens fill it up and are learned too, so that a model
-can tell where to stop. Nothing is cut: a pair that has no room is an error.
+A row is `[bos?] prompt response eos eos ...`: end tokens fill it and are learned too, so that a model can
+tell where to stop. Nothing is cut: a pair that has no room is an error.
 """
 
 from __future__ import annotations
