@@ -152,6 +152,7 @@ class Model:
         *,
         new_tokens: int = 256,
         seed: int = 0,
+        index: Sequence[int] | None = None,
         stop: bool = True,
         stop_ids: Sequence[int] = (),
         batch_tokens: int = BATCH_TOKENS,
@@ -160,7 +161,8 @@ class Model:
         **how: Unpack[How],
     ) -> list[Completion]:
         """Go on from each of some prompts, texts or ids of any lengths, with at most `new_tokens` tokens;
-        the completions are in the order of the prompts, and do not depend on each other.
+        the completions are in the order of the prompts, and do not depend on each other: each is a pure
+        function of its prompt, the seed and its number, which counts from 0 unless `index` gives it.
 
         A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of one length go through the
         model together, `batch_tokens` at a time; `on_frame` is shown their tokens after every step.
@@ -174,11 +176,11 @@ class Model:
         ]  # fmt: skip
         ends = (*((self.tokenizer.eos_id,) if stop else ()), *stop_ids)
         found: dict[int, Completion] = {}
-        for index, drawn in self._write(
-            rows, how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens, on_step=on_step,
-            on_frame=on_frame,
+        for group, drawn in self._write(
+            rows, how, seed=seed, index=index, stop_ids=ends, batch_tokens=batch_tokens,
+            on_step=on_step, on_frame=on_frame,
         ):  # fmt: skip
-            for i, row in enumerate(index):
+            for i, row in enumerate(group):
                 end = int(drawn.ends[i])
                 tokens = drawn.tokens[i, rows[row].index(None) : end].tolist()
                 found[row] = Completion(

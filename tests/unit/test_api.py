@@ -93,8 +93,8 @@ def test_completions_do_not_depend_on_each_other(sampler: str) -> None:
     how = {"new_tokens": 12, "steps": 6, "seed": 2, "sampler": sampler}
     together = model.complete(prompts, **how)
     assert together == model.complete(prompts, batch_tokens=1, **how)
-    # The first of a list has number 0, whoever follows.
-    assert together[0] == model.complete(prompts[:1], **how)[0]
+    for i in (0, 3):
+        assert [together[i]] == model.complete([prompts[i]], index=[i], **how)
     ids = [model.tokenizer.encode(prompt) for prompt in prompts]
     assert together == model.complete(ids, **how)
     assert all(len(c.tokens) == 12 or c.stopped for c in together)

@@ -85,6 +85,7 @@ def write(
     *,
     config: Config,
     seed: int = 0,
+    index: Sequence[int] | None = None,
     stop_ids: Sequence[int] = (),
     batch_tokens: int = BATCH_TOKENS,
     record: bool = False,
@@ -95,20 +96,22 @@ def write(
 
     Only rows of one length, with as many holes, go through the model together: nothing is padded, so that
     no backbone needs to know of padding, and a row is the same whatever comes with it. Row i is a pure
-    function of (seed, i).
+    function of (seed, index[i]), where `index` counts from 0 unless given.
     """
-    groups = list(_groups(rows, batch_tokens))
+    numbers = range(len(rows)) if index is None else index
+    groups = _groups(rows, batch_tokens)
     parts = []
-    for done, index in enumerate(groups):
-        given = torch.tensor([[0 if i is None else i for i in rows[row]] for row in index])
-        frozen = torch.tensor([[i is not None for i in rows[row]] for row in index])
+    for done, group in enumerate(groups):
+        given = torch.tensor([[0 if i is None else i for i in rows[row]] for row in group])
+        frozen = torch.tensor([[i is not None for i in rows[row]] for row in group])
 
         def show(step: int, steps: int, done: int = done) -> None:
             if on_step is not None:
                 on_step(done * steps + step, len(groups) * steps)
 
         args: dict[str, Any] = {
-            "given": given, "frozen": frozen, "seed": seed, "index": torch.tensor(index),
+            "given": given, "frozen": frozen, "seed": seed,
+            "index": torch.tensor([numbers[row] for row in group]),
             "stop_ids": stop_ids, "record": record, "on_step": show, "on_frame": on_frame,
         }  # fmt: skip
         if isinstance(config, ConfidenceConfig):
@@ -116,7 +119,7 @@ def write(
         else:
             batch, length = given.shape
             drawn = sample(denoiser, process, batch=batch, length=length, config=config, **args)
-        parts.append(Part(index, drawn))
+        parts.append(Part(group, drawn))
     return parts
 
 
@@ -129,8 +132,8 @@ def _groups(rows: Sequence[Sequence[int | None]], batch_tokens: int) -> list[lis
 
     groups = []
     for (length, _), same in groupby(sorted(range(len(rows)), key=shape, reverse=True), shape):
-        index, size = list(same), max(batch_tokens // max(length, 1), 1)
-        groups += [index[i : i + size] for i in range(0, len(index), size)]
+        group, size = list(same), max(batch_tokens // max(length, 1), 1)
+        groups += [group[i : i + size] for i in range(0, len(group), size)]
     return groups
 
 
