@@ -110,9 +110,18 @@ def is_same_choice(said: str | None, right: str) -> bool:
     return said == right
 
 
+#: A fence that is closed, one that says what it holds, one that stands first.
+_FENCED = (
+    r"```(?:[Pp]ython)?[ \t]*\n(.*?)```",
+    r"```[Pp]ython[ \t]*\n(.*)",
+    r"\A\s*```[ \t]*\n(.*)",
+)
+
+
 def code_of(text: str) -> str:
-    """A program in an answer: what a fence encloses, if any, up to the mark of its end. Tabs and blanks in
-    front stay: they may be the body of a function."""
-    fenced = re.search(r"```(?:[Pp]ython)?[ \t]*\n(.*?)(?:```|$)", text, flags=re.DOTALL)
-    text = fenced[1] if fenced else text.split("```")[0]
-    return text.split("[DONE]")[0].rstrip()
+    """A program in an answer: what a fence encloses, or what comes before one, up to the mark of its end.
+    Blanks in front stay: they may belong to the body of a function."""
+    matches = (re.search(fence, text, flags=re.DOTALL) for fence in _FENCED)
+    fenced = next((match[1] for match in matches if match), None)
+    code = text.split("```")[0] if fenced is None else fenced
+    return code.split("[DONE]")[0].rstrip()

@@ -1,0 +1,1 @@
+"""The tasks: a file each, and the functions that they name."""

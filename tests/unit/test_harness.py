@@ -1,0 +1,355 @@
+"""Benchmarks: a model that is told the answers gets them right, through lm-eval and offline."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import complaint
+from test_next_token import autoregressive_run
+from test_training import trainer_for
+
+from xdlm import UserError, load
+from xdlm.api import Model
+from xdlm.cli.main import main
+from xdlm.data import data_root
+from xdlm.evaluation.harness import (
+    WRITERS,
+    Continuation,
+    Prompt,
+    Responder,
+    WriterSettings,
+    benchmarks,
+    register,
+)
+from xdlm.evaluation.harness.running import CODE, Asking, ask
+from xdlm.evaluation.records import read_records
+
+QUICK = WriterSettings(steps=2, length=12)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Model:
+    return load("pocket")
+
+
+# --- Without lm-eval ---------------------------------------------------------------------------
+
+
+def test_prompts_stay_and_batches_do_not_matter(pocket: Model) -> None:
+    """Each answer is a function of its prompt and of which repeat of it this is."""
+    prompts = [Prompt("It was a dark"), Prompt("She said that"), Prompt("It was a dark", repeat=1)]
+    settings = replace(QUICK, temperature=1.0)
+    together = Responder(pocket, settings).write(prompts)
+    alone = [Responder(pocket, replace(settings, batch=1)).write([p])[0] for p in prompts]
+    assert [reply.text for reply in together] == [reply.text for reply in alone]
+    assert len({reply.text for reply in together}) == 3
+    assert all(0 < reply.nfe <= settings.steps + 1 for reply in together)
+
+
+def written(text: str, model: Model) -> Responder:
+    """A model that answers `text` to everything."""
+
+    def told(model, prompts, index, settings, on_done):  # type: ignore[no-untyped-def]
+        return [Continuation(model.tokenizer.encode(text), 1.0) for _ in prompts]
+
+    WRITERS["told"] = told
+    return Responder(model, replace(QUICK, sampler="told"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_writers() -> Any:
+    known = dict(WRITERS)
+    yield
+    WRITERS.clear()
+    WRITERS.update(known)
+
+
+@pytest.mark.parametrize(("stops", "tokens", "text", "stopped"), [
+    ((), None, "one two. three", "end of text"), ((" three", ". "), None, "one two", ". "),
+    (("never",), None, "one two. three", "end of text"), ((), 1, "one", ""),
+])  # fmt: skip
+def test_an_answer_ends_where_it_should(
+    pocket: Model, stops: tuple[str, ...], tokens: int | None, text: str, stopped: str
+) -> None:
+    responder = written("one two. three<|endoftext|> after", pocket)
+    (reply,) = responder.write([Prompt("x", stops, tokens)])
+    assert text.startswith(reply.text) if tokens else reply.text == text
+    assert reply.stopped == stopped
+
+
+def test_a_prompt_that_does_not_fit_loses_its_beginning(pocket: Model) -> None:
+    seen = []
+
+    def told(model, prompts, index, settings, on_done):  # type: ignore[no-untyped-def]
+        seen.extend(prompts)
+        return [Continuation([0], 1.0) for _ in prompts]
+
+    WRITERS["told"] = told
+    ids = pocket.tokenizer.encode("It was a dark and stormy night, and nobody slept.")
+    responder = Responder(pocket, replace(QUICK, sampler="told"), context=QUICK.length + 5)
+    responder.write([Prompt(pocket.tokenizer.decode(ids)), Prompt("It")])
+    assert seen[0] == ids[-5:] and responder.n_cut == 1
+    with pytest.raises(UserError, match="no room for a prompt"):
+        Responder(pocket, QUICK, context=QUICK.length)
+
+
+def test_rolling_is_the_perplexity_of_the_text(pocket: Model, tmp_path: Path) -> None:
+    """The same figure as `xdlm eval ppl` on a file of that text, and within error bars of it under other
+    noise. The text is longer than a row."""
+    text = "It was a dark night, and the wind was high; nobody in the house could sleep. " * 16
+    file, records = tmp_path / "text.txt", tmp_path / "records.jsonl"
+    file.write_text(text)
+    main(["eval", "ppl", "--data", str(file), "--draws", "4", "--records", str(records)])
+    (ppl,) = read_records(records)
+    nats, error = (
+        ppl.details[key] * ppl.details["tokens"] for key in ("nats_per_token", "nats_stderr")
+    )
+    assert ppl.n > 1
+    (same,) = Responder(pocket, QUICK, draws=4).rolling([text])
+    assert same.log_p == pytest.approx(-nats) and same.stderr == pytest.approx(error)
+    (other,) = Responder(pocket, replace(QUICK, seed=1), draws=8).rolling([text])
+    assert abs(other.log_p + nats) < 4 * math.hypot(other.stderr, error)
+
+
+def test_a_short_text_costs_the_same_as_a_continuation_of_nothing(pocket: Model) -> None:
+    """Two routes to one figure: rows of perplexity, and a continuation without context."""
+    text = "It was a dark night, and the wind was high."
+    responder = Responder(pocket, QUICK, draws=48)
+    (whole,) = responder.rolling([text])
+    (part,) = responder.log_likelihood([("", text + "<|endoftext|>")])
+    assert abs(whole.log_p - part.log_p) < 4 * math.hypot(whole.stderr, part.stderr)
+
+
+def test_likelier_words_are_found_likelier(pocket: Model) -> None:
+    pairs = [("He took off his hat and sat", " down"), ("He took off his hat and sat", " zebra")]
+    likely, unlikely = Responder(pocket, QUICK, draws=32).log_likelihood(pairs)
+    assert likely.log_p - unlikely.log_p > 3 * math.hypot(likely.stderr, unlikely.stderr)
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    run = tmp_path_factory.mktemp("causal") / "run"
+    assert trainer_for(autoregressive_run(run, steps=2)).run()
+    return load(run)
+
+
+def test_an_autoregressive_model_is_exact(causal: Model) -> None:
+    responder = Responder(causal, QUICK)
+    whole, first, second = responder.log_likelihood(
+        [("", "the sea was calm"), ("", "the sea"), ("the sea", " was calm")]
+    )
+    assert whole.stderr == 0
+    assert whole.log_p == pytest.approx(first.log_p + second.log_p, abs=1e-3)
+    text = "the sea was calm and blue " * 30
+    (rolling,) = responder.rolling([text])
+    found = causal.perplexity([text])
+    assert rolling.log_p == pytest.approx(-found.nats_per_token * found.n_tokens)
+    with pytest.raises(UserError, match="autoregressive"):
+        responder.write([Prompt("the sea")])
+
+
+@pytest.mark.parametrize(("bad", "message"), [
+    ({"sampler": "ancestrl"}, "did you mean 'ancestral'"), ({"steps": 0}, "at least 1 step"),
+    ({"length": 0}, "length"), ({"temperature": -1.0}, "temperature"),
+])  # fmt: skip
+def test_bad_settings(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        WriterSettings(**bad)
+
+
+def test_options_that_a_sampler_does_not_know(pocket: Model) -> None:
+    with pytest.raises(UserError, match="no option 'block'"):
+        Responder(pocket, replace(QUICK, options={"block": "4"})).write([Prompt("x")])
+
+
+def test_programs_run_on_request_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(capsys, "eval", "llm", "--tasks", "gsm8k", "mbpp", "humaneval")
+    assert "mbpp and humaneval" in line and "--run-code" in line
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--tasks", "gsm9k"], "did you mean 'gsm8k'"), (["--limit", "0"], "at least 1"),
+    (["--pass-at", "2"], "must lie in 1..1"), (["--sampler-options", "block"], "name=value"),
+    (["--steps"], "at least one number"),
+])  # fmt: skip
+def test_bad_commands(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in complaint(capsys, "eval", "llm", *words)
+
+
+def test_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDLM_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=r"gsm8k/train\.jsonl; put the benchmarks there"):
+        benchmarks.gsm8k()
+
+
+# --- Through lm-eval ---------------------------------------------------------------------------
+
+PROBLEM = {"problem": "What is $1 + 1$?", "level": "Level 1", "solution": r"It is $\boxed{2}$."}
+SOLUTION = "def double(x):\r\n    return 2 * x"
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A few rows of each set, in the files' layout."""
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    root = tmp_path / "benchmarks"
+    gsm = [
+        {"question": f"What is {i} and {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"}
+        for i in range(6)
+    ]
+    problems = [
+        {**PROBLEM, "type": f"Subject {i}", "problem": f"{PROBLEM['problem']} ({i})"}
+        for i in range(7)
+    ]
+    programs = [
+        {"task_id": i, "text": f"Write {i}.", "code": SOLUTION, "test_setup_code": "",
+         "test_list": [f"assert double({j}) == {2 * j}" for j in range(3)]}
+        for i in range(1, 511)
+    ]  # fmt: skip
+    functions = [{
+        "task_id": "HumanEval/0", "prompt": "def half(x):\n", "entry_point": "half",
+        "canonical_solution": "    return x / 2\n",
+        "test": "def check(candidate):\n    assert candidate(4) == 2\n",
+    }]  # fmt: skip
+    files = {
+        "gsm8k/train.jsonl": gsm[:4], "gsm8k/test.jsonl": gsm, "mbpp/mbpp.jsonl": programs,
+        "math/test.jsonl": problems, "math/math500_test.jsonl": problems[4:6],
+    }  # fmt: skip
+    for name, rows in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "humaneval").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in functions)
+    (root / "humaneval/HumanEval.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for part in ("bbh", "cot-prompts"):
+        (root / "bbh" / part).mkdir(parents=True)
+    for name in ("a_task", "b_task"):
+        rows = [{"input": f"{name} {i}?", "target": "(A)"} for i in range(3)]
+        (root / f"bbh/bbh/{name}.json").write_text(json.dumps({"examples": rows}))
+        (root / f"bbh/cot-prompts/{name}.txt").write_text("canary\n-----\nThink.\n\nQ: x\nA: So.")
+    monkeypatch.setenv("XDLM_DATA", str(tmp_path))
+    return tmp_path
+
+
+NUMBER = re.compile(r"What is (\d+)")
+RIGHT: dict[str, Callable[[str], str]] = {
+    "gsm8k": lambda prompt: f" {2 * int(NUMBER.findall(prompt)[-1])}\nQuestion: 7",
+    "math": lambda prompt: r" So $\boxed{2}$",
+    "bbh": lambda prompt: "So the answer is (A).",
+    "humaneval": lambda prompt: "    return x / 2\ndef more(): pass",
+    "mbpp": lambda prompt: SOLUTION + "\n[DONE]",
+}
+
+
+def answering(model: Model, answer: Callable[[str], str]) -> Responder:
+    def told(model, prompts, index, settings, on_done):  # type: ignore[no-untyped-def]
+        texts = [answer(model.tokenizer.decode(prompt)) for prompt in prompts]
+        return [Continuation(model.tokenizer.encode(text), 3.0) for text in texts]
+
+    WRITERS["told"] = told
+    return Responder(model, WriterSettings(sampler="told", length=256))
+
+
+@pytest.mark.parametrize("task", RIGHT)
+def test_right_answers_count(task: str, local: Path, pocket: Model) -> None:
+    """End to end through lm-eval: prompt, stop strings, extraction, sandbox, record."""
+    asking = Asking(limit=4, run_code=True)
+    asked = ask(answering(pocket, RIGHT[task]), "told", task, asking)
+    (record,) = asked.records
+    assert (record.value, record.nfe, record.data) == (1.0, 3.0, task)
+    assert record.metric == ("pass@1" if task in CODE else "exact_match")
+    assert (
+        record.n == len(asked.samples) == (1 if task == "humaneval" else 3 if task == "math" else 4)
+    )
+    other = ask(answering(pocket, lambda prompt: "I do not know"), "told", task, asking)
+    assert other.records[0].value == 0.0
+
+
+def test_ends_of_programs_are_split(local: Path, pocket: Model) -> None:
+    """Passed, wrong and failed in turn: pass@k over the three of each problem, and how they ended."""
+    turns = iter([SOLUTION, "def double(x):\n    return x + 1", "def double(x:"] * 2)
+    responder = answering(pocket, lambda prompt: next(turns))
+    asking = Asking(limit=2, programs=3, pass_at=(1, 3), run_code=True)
+    one, three = ask(responder, "told", "mbpp", asking).records
+    assert one.value == pytest.approx(1 / 3) and three.value == 1.0
+    assert [one.details[end] for end in ("passed", "wrong", "failed")] == [2, 2, 2]
+    assert (one.metric, three.metric, one.draws) == ("pass@1", "pass@3", 3)
+
+
+def test_examples_are_never_asked(local: Path) -> None:
+    for name, rows in benchmarks.SETS.items():
+        examples, questions = rows()
+        if name != "gsm8k":  # its examples come from a file of their own
+            assert not [row for row in questions if row in examples]
+    assert [row["task_id"] for row in benchmarks.mbpp()[1]] == list(range(11, 511))
+    assert [row["subtask"][0] for row in benchmarks.bbh()[1]] == list("ababab")
+
+
+def test_command(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundled model, for real: records, samples and a table."""
+    records, samples = tmp_path / "results.jsonl", tmp_path / "samples"
+    main(["eval", "llm", "--tasks", "gsm8k", "mbpp", "--steps", "2", "--length", "8", "--limit",
+          "1", "--run-code", "--records", str(records), "--samples", str(samples)])  # fmt: skip
+    captured = capsys.readouterr()
+    assert "pass@1" in captured.out and "rlimits" in captured.out and "it/s" not in captured.err
+    found = read_records(records)
+    assert [(r.data, r.steps, r.nfe) for r in found] == [("gsm8k", 2, 3.0), ("mbpp", 2, 3.0)]
+    assert all(r.length == 8 and r.sampler == "ancestral" for r in found)
+    (line,) = (samples / "mbpp-steps-00002.jsonl").read_text().splitlines()
+    said = json.loads(line)
+    assert said["prompt"].endswith("[BEGIN]\n") and len(said["answers"]) == 1
+
+
+def test_registered_model_answers_choices(local: Path, tmp_path: Path) -> None:
+    """By its name, on a multiple choice and on a text, as any task of lm-eval might ask."""
+    lm_eval = pytest.importorskip("lm_eval")
+    from lm_eval.tasks import TaskManager
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "rows.py").write_text(
+        "def rows(**_):\n    from datasets import Dataset\n"
+        "    return {'test': Dataset.from_list([{'text': 'He sat', 'right': ' down'}])}\n"
+    )
+    shared = "custom_dataset: !function rows.rows\ntest_split: test\nnum_fewshot: 0\n"
+    (folder / "choice.yaml").write_text(
+        f"task: choice\n{shared}output_type: multiple_choice\ndoc_to_text: '{{{{text}}}}'\n"
+        "doc_to_choice: [' down', ' zebra']\ndoc_to_target: 0\ntarget_delimiter: ''\n"
+        "metric_list: [{metric: acc}]\n"
+    )
+    (folder / "whole.yaml").write_text(
+        f"task: whole\n{shared}output_type: loglikelihood_rolling\ndoc_to_text: ''\n"
+        "doc_to_target: '{{text}}'\nmetric_list: [{metric: word_perplexity}]\n"
+    )
+    register()
+    found = lm_eval.simple_evaluate(
+        "xdlm", model_args="model=pocket,draws=16,device=cpu", tasks=["choice", "whole"],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        bootstrap_iters=0,
+    )  # fmt: skip
+    assert found["results"]["choice"]["acc,none"] == 1.0
+    assert found["results"]["whole"]["word_perplexity,none"] > 1
+    assert found["config"]["log_likelihood"] == "lower bound from 16 draws"
+    assert found["config"]["log_likelihood_stderr"] > 0
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "math500", "bbh"])
+def test_published_answers_count(task: str) -> None:
+    """The sets' own solutions are right, where the files are there."""
+    if not (Path(data_root()) / "benchmarks").is_dir():
+        pytest.skip("the benchmarks are not in the folder of local data")
+    from xdlm.evaluation.harness.tasks import functions
+
+    _, questions = benchmarks.SETS[task]()
+    score = {"math500": functions.score_math}.get(task) or getattr(functions, f"score_{task}")
+    said = {"gsm8k": "answer", "math500": "solution", "bbh": "target"}[task]
+    lead = "So the answer is " if task == "bbh" else ""
+    assert all(score(row, [f"{lead}{row[said]}"])["exact_match"] == 1.0 for row in questions)
