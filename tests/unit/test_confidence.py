@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_sampling import Oracle, frequencies_match
 from torch import Tensor, nn
 
-from xdlm import UserError, Vocab
+from xdlm import UserError, Vocab, load
 from xdlm.models import Denoiser, DiT, DiTConfig
 from xdlm.noise import Masked, Mixed, Uniform
 from xdlm.ops import Stream, uniform
@@ -100,11 +100,11 @@ def generate(model, steps, seq_length, topk_absorb, topk_uniform, k, *, temperat
     return token_ids
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("k", [0.0, 0.1, 0.6])
 def test_matches_the_listing(model, k: float, temperature: float) -> None:
     length, batch = 40, 6
-    for steps in (1, 7, 16, 40, 50):
+    for steps in (1, 7, 16, 50):
         config = ConfidenceConfig(steps=steps, filter=Filter(temperature=temperature), k=k)
         (block,) = plan_blocks(length, steps=steps, k=k)
         nothing = torch.zeros(batch, length, dtype=torch.int64)
@@ -481,3 +481,26 @@ def test_a_backbone_without_memory_says_so(model) -> None:
         )  # fmt: skip
     with pytest.raises(UserError, match="refresh must be at least 1"):
         ConfidenceConfig(refresh=0)
+
+
+@torch.no_grad()
+def test_memory_of_a_trained_model_is_close() -> None:
+    """The difference that was measured at length: some hundredths of a nat at most, and not none."""
+    model = load("pocket", device="cpu")
+    ids = model.tokenizer.encode("It was a dark night, and the old man sat by the fire, and said")
+    prompt = torch.tensor([ids[:14]])
+    given, frozen = with_room(prompt, 32)
+    config = ConfidenceConfig(steps=16, block_length=16, filter=COLD)
+    run = decode(
+        model.denoiser, model.process, given=given, frozen=frozen, config=config, record=True
+    )
+    memory, span = Memory(model.denoiser, 8), slice(14, 30)
+    total, mask_id = 0.0, model.process.vocab.mask_id
+    for z in run.trajectory.frames[:8].long():
+        states = (
+            model.denoiser.trunk(z, torch.zeros(1))[:, span],
+            memory.hidden(z, torch.zeros(1), torch.arange(1), span),
+        )
+        exact, recalled = (model.denoiser.head(h)[..., :mask_id].log_softmax(-1) for h in states)
+        total += float((exact.exp() * (exact - recalled)).sum(-1)[z[:, span] == mask_id].sum())
+    assert 1e-4 < total / (16 + 14 + 12 + 10 + 8 + 6 + 4 + 2) < 0.05
