@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from xdlm import UserError, Vocab, load
 from xdlm.models import Denoiser, DiT, DiTConfig
+from xdlm.models.llada import Llada, LladaConfig
 from xdlm.noise import Masked, Mixed, Uniform
 from xdlm.ops import Stream, uniform
 from xdlm.sampling import Block, Change, ConfidenceConfig, Filter, Sample, decode, plan_blocks
@@ -416,16 +417,19 @@ def test_bad_input_is_said(model) -> None:
             call()
 
 
-def shaken(depth: int) -> DiT:
+def shaken(depth: int, kind: type[Denoiser] = DiT) -> Denoiser:
     torch.manual_seed(depth)
-    config = DiTConfig(depth=depth, width=16, heads=2, cond_width=4, dropout=0.0)
-    model = DiT(config, N).eval()
+    shape = {"depth": depth, "width": 16, "heads": 2}
+    if kind is DiT:
+        model: Denoiser = DiT(DiTConfig(**shape, cond_width=4, dropout=0.0), N).eval()
+    else:
+        model = Llada(LladaConfig(**shape, mlp_width=24, vocab_size=N, mask_id=MASK), N).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model.double()
 
 
-def refreshed(model: DiT, refresh: int | None) -> Sample:
+def refreshed(model: Denoiser, refresh: int | None) -> Sample:
     prompt = torch.randint(8, N, (5, 6), generator=torch.Generator().manual_seed(3))
     given, frozen = with_room(prompt, 24)
     config = ConfidenceConfig(
@@ -434,18 +438,21 @@ def refreshed(model: DiT, refresh: int | None) -> Sample:
     return decode(model, PROCESS, given=given, frozen=frozen, config=config, stop_ids=range(10, 14))
 
 
-def test_memory_is_exact_where_it_should_be() -> None:
+@pytest.mark.parametrize("kind", [DiT, Llada])
+def test_memory_is_exact_where_it_should_be(kind: type[Denoiser]) -> None:
     """Anew in every step; or one layer deep, where what others show depends on their tokens alone."""
-    for model, refresh in ((shaken(3), 1), (shaken(1), 2), (shaken(1), 100)):
+    for depth, refresh in ((3, 1), (1, 2), (1, 100)):
+        model = shaken(depth, kind)
         plain = refreshed(model, None)
         assert torch.equal(plain.tokens, refreshed(model, refresh).tokens)
         assert len(set(plain.ends.tolist())) > 1, "rows end at different times, and leave the rest"
 
 
+@pytest.mark.parametrize("kind", [DiT, Llada])
 @torch.no_grad()
-def test_memory_is_an_approximation_elsewhere() -> None:
+def test_memory_is_an_approximation_elsewhere(kind: type[Denoiser]) -> None:
     """Three layers deep the remembered states are stale, and the more so the older they are."""
-    model = shaken(3)
+    model = shaken(3, kind)
     z = torch.full((4, 30), MASK)
     z[:, :6] = torch.randint(8, N, (4, 6), generator=torch.Generator().manual_seed(3))
     memory, span, t, rows = Memory(model, 100), slice(10, 20), torch.zeros(4), torch.arange(4)

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from xdlm.errors import UserError
 from xdlm.structs import Vocab
 
-#: Of a layer by number: its keys and values [B, heads, l, d] on their way into attention, and those, of as
-#: many positions as one likes, that attention sees in their place.
+#: A layer's keys and values [B, heads, l, d] on their way into attention, and those, of as many positions
+#: as one likes, that attention sees in their place; and the same for all layers, by number.
+KeyValueExchange = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Exchange = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

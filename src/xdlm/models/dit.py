@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
-from xdlm.models.contract import BackboneConfig, Denoiser, Exchange
+from xdlm.models.contract import BackboneConfig, Denoiser, Exchange, KeyValueExchange
 from xdlm.ops.device import has_triton
 from xdlm.ops.padding import make_room
 
@@ -237,7 +237,7 @@ class Block(nn.Module):
         angles: Angles,
         how: How,
         seeds: Tensor | None,
-        exchange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        exchange: KeyValueExchange | None = None,
     ) -> tuple[Tensor, Branch]:
         """The stream before the MLP's output is added to it, and that output."""
         dropout = self.dropout if self.training else 0.0
@@ -254,7 +254,7 @@ class Block(nn.Module):
         h: Tensor,
         angles: Angles,
         how: How,
-        exchange: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
+        exchange: KeyValueExchange | None,
     ) -> Tensor:
         if how.kernels and _is_plain(self.qkv):
             from xdlm.ops.fused_rotary import fused_qkv

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
-from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
+from xdlm.models.contract import (
+    BackboneConfig,
+    Denoiser,
+    Exchange,
+    KeyValueExchange,
+    refuse_labels,
+)
 from xdlm.models.dit import Angles, rotate
 from xdlm.structs import Vocab
 
@@ -97,15 +104,22 @@ class Llada(Denoiser):
         self, z: Tensor, t: Tensor, label: Tensor | None = None, *, padding: Tensor | None = None
     ) -> Tensor:
         refuse_labels(label)
-        length = z.shape[1]
-        if length > len(self._table[0]):
-            self._fill_table(2 * length)
-        angles = (self._table[0][:length], self._table[1][:length])
         seen = None if padding is None else ~padding[:, None, None]
-        h = self.parts.wte(z)
+        h, angles = self.parts.wte(z), self._angles(0, z.shape[1])
         for block in self.parts.blocks:
             h = block(h, angles, seen)
         return self.parts.ln_f(h)
+
+    def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
+        h, angles = self.parts.wte(z), self._angles(start, start + z.shape[1])
+        for i, block in enumerate(self.parts.blocks):
+            h = block(h, angles, None, partial(exchange, i))
+        return self.parts.ln_f(h)
+
+    def _angles(self, start: int, stop: int) -> Angles:
+        if stop > len(self._table[0]):
+            self._fill_table(2 * stop)
+        return self._table[0][start:stop], self._table[1][start:stop]
 
     def flops_per_token(self, length: int, head_share: float = 1.0) -> float:
         """As for a DiT: 6 per weight that a token is multiplied with, 12 x length x width per layer."""
@@ -161,15 +175,25 @@ class Block(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.ff_out = nn.Linear(inner, width, bias=False)
 
-    def forward(self, h: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
-        h = h + self.attn_out(self._attend(self.attn_norm(h), angles, seen))
+    def forward(
+        self,
+        h: Tensor,
+        angles: Angles,
+        seen: Tensor | None,
+        exchange: KeyValueExchange | None = None,
+    ) -> Tensor:
+        h = h + self.attn_out(self._attend(self.attn_norm(h), angles, seen, exchange))
         normed = self.ff_norm(h)
         return h + self.ff_out(F.silu(self.ff_proj(normed)) * self.up_proj(normed))
 
-    def _attend(self, h: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
+    def _attend(
+        self, h: Tensor, angles: Angles, seen: Tensor | None, exchange: KeyValueExchange | None
+    ) -> Tensor:
         q, k, v = (
             project(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, angles), rotate(k, angles)
+        if exchange is not None:
+            k, v = exchange(k, v)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
