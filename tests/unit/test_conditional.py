@@ -11,7 +11,7 @@ from test_next_token import awake
 from test_sampling import Oracle
 
 from xdlm import UserError, Vocab
-from xdlm.evaluation.conditional import Question, batches_of, conditional_likelihood
+from xdlm.evaluation.conditional import Question, conditional_likelihood
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.training.loss import next_token_nats
 
@@ -61,9 +61,7 @@ def test_bound_is_tight_for_the_ideal_prediction(process: NoiseProcess) -> None:
         Question(context(i), tuple(torch.randint(0, 5, (n,), generator=generator).tolist()))
         for i, n in enumerate([1, 3, 20] * 20)
     ]
-    found = conditional_likelihood(
-        told_by_the_first(process), process, questions, draws=64, batch=20
-    )
+    found = conditional_likelihood(told_by_the_first(process), process, questions, draws=64)
     off = sum(a.log_p - truth(q) for a, q in zip(found, questions, strict=True))
     error = math.hypot(*(answer.stderr for answer in found))
     assert abs(off) < 3 * error < 60  # of 600 nats
@@ -74,9 +72,7 @@ def test_error_is_calibrated(process: NoiseProcess) -> None:
     """Sixty times the same question, under contexts that tell the same and give other noise."""
     continuation = (0, 1, 2, 3, 4, 0, 0, 1)
     questions = [Question(context(i, first=2), continuation) for i in range(60)]
-    found = conditional_likelihood(
-        told_by_the_first(process), process, questions, draws=16, batch=60
-    )
+    found = conditional_likelihood(told_by_the_first(process), process, questions, draws=16)
     spread = torch.tensor([answer.log_p for answer in found]).std()
     claimed = torch.tensor([answer.stderr**2 for answer in found]).mean().sqrt()
     assert 0.65 < claimed / spread < 1.5
@@ -87,8 +83,8 @@ def test_batches_do_not_matter_and_one_context_has_one_noise() -> None:
     oracle = told_by_the_first(process)
     questions = [Question(context(i), (i, 1, 2)) for i in range(5)] + [Question(context(0), (1,))]
     apart, together = (
-        conditional_likelihood(oracle, process, questions, draws=8, batch=batch)
-        for batch in (1, 16)
+        conditional_likelihood(oracle, process, questions, draws=8, batch_tokens=tokens)
+        for tokens in (1, 1000)
     )
     for one, other in zip(apart, together, strict=True):
         assert one.log_p == pytest.approx(other.log_p, abs=1e-5)
@@ -130,13 +126,6 @@ def test_a_causal_model_says_what_is_greedy() -> None:
         model, None, [Question((3,), tuple(t[1:])) for t in (tokens, other)]
     )
     assert likeliest.greedy and not less.greedy
-
-
-def test_batches_hold_equal_lengths_each_once() -> None:
-    lengths = [3, 5, 3, 3, 5, 1]
-    found = batches_of(lengths, 2)
-    assert sorted(n for part in found for n in part) == list(range(6))
-    assert all(len(part) <= 2 and len({lengths[n] for n in part}) == 1 for part in found)
 
 
 def test_bad_questions() -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ from test_next_token import autoregressive_run
 from test_training import trainer_for
 
 from xdlm import UserError, load
-from xdlm.api import Model
+from xdlm.api import Completion, Model
 from xdlm.cli.main import main
 from xdlm.data import data_root
 from xdlm.evaluation.harness import (
-    WRITERS,
-    Continuation,
     Prompt,
     Responder,
     WriterSettings,
@@ -43,33 +41,36 @@ def pocket() -> Model:
 # --- Without lm-eval ---------------------------------------------------------------------------
 
 
-def test_prompts_stay_and_batches_do_not_matter(pocket: Model) -> None:
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence"])
+def test_answers_depend_on_their_prompts_alone(pocket: Model, sampler: Any) -> None:
     """Each answer is a function of its prompt and of which repeat of it this is."""
     prompts = [Prompt("It was a dark"), Prompt("She said that"), Prompt("It was a dark", repeat=1)]
-    settings = replace(QUICK, temperature=1.0)
+    settings = replace(QUICK, sampler=sampler, temperature=1.0)
     together = Responder(pocket, settings).write(prompts)
-    alone = [Responder(pocket, replace(settings, batch=1)).write([p])[0] for p in prompts]
+    alone = [Responder(pocket, replace(settings, batch_tokens=1)).write([p])[0] for p in prompts]
     assert [reply.text for reply in together] == [reply.text for reply in alone]
     assert len({reply.text for reply in together}) == 3
     assert all(0 < reply.nfe <= settings.steps + 1 for reply in together)
 
 
-def written(text: str, model: Model) -> Responder:
-    """A model that answers `text` to everything."""
+class Told(Model):
+    """A model that gives prepared answers."""
 
-    def told(model, prompts, index, settings, on_done):  # type: ignore[no-untyped-def]
-        return [Continuation(model.tokenizer.encode(text), 1.0) for _ in prompts]
+    answer: Callable[[list[int]], str]
 
-    WRITERS["told"] = told
-    return Responder(model, replace(QUICK, sampler="told"))
+    def complete(self, prompts, **how):  # type: ignore[no-untyped-def]
+        end = self.tokenizer.eos_id
+        rows = [self.tokenizer.encode(self.answer(prompt)) for prompt in prompts]
+        return [
+            Completion(ids[: ids.index(end)] if end in ids else ids, "", end in ids, 3)
+            for ids in rows
+        ]
 
 
-@pytest.fixture(autouse=True)
-def _forget_writers() -> Any:
-    known = dict(WRITERS)
-    yield
-    WRITERS.clear()
-    WRITERS.update(known)
+def told(model: Model, answer: Callable[[list[int]], str]) -> Told:
+    one = Told(**{each.name: getattr(model, each.name) for each in fields(model)})
+    object.__setattr__(one, "answer", answer)
+    return one
 
 
 @pytest.mark.parametrize(("stops", "tokens", "text", "stopped"), [
@@ -79,22 +80,17 @@ def _forget_writers() -> Any:
 def test_an_answer_ends_where_it_should(
     pocket: Model, stops: tuple[str, ...], tokens: int | None, text: str, stopped: str
 ) -> None:
-    responder = written("one two. three<|endoftext|> after", pocket)
+    responder = Responder(told(pocket, lambda _: "one two. three<|endoftext|> after"), QUICK)
     (reply,) = responder.write([Prompt("x", stops, tokens)])
     assert text.startswith(reply.text) if tokens else reply.text == text
     assert reply.stopped == stopped
 
 
 def test_a_prompt_that_does_not_fit_loses_its_beginning(pocket: Model) -> None:
-    seen = []
-
-    def told(model, prompts, index, settings, on_done):  # type: ignore[no-untyped-def]
-        seen.extend(prompts)
-        return [Continuation([0], 1.0) for _ in prompts]
-
-    WRITERS["told"] = told
+    seen: list[list[int]] = []
     ids = pocket.tokenizer.encode("It was a dark and stormy night, and nobody slept.")
-    responder = Responder(pocket, replace(QUICK, sampler="told"), context=QUICK.length + 5)
+    listening = told(pocket, lambda prompt: str(seen.append(prompt)))
+    responder = Responder(listening, QUICK, context=QUICK.length + 5)
     responder.write([Prompt(pocket.tokenizer.decode(ids)), Prompt("It")])
     assert seen[0] == ids[-5:] and responder.n_cut == 1
     with pytest.raises(UserError, match="no room for a prompt"):
@@ -159,15 +155,11 @@ def test_an_autoregressive_model_is_exact(causal: Model) -> None:
 @pytest.mark.parametrize(("bad", "message"), [
     ({"sampler": "ancestrl"}, "did you mean 'ancestral'"), ({"steps": 0}, "at least 1 step"),
     ({"length": 0}, "length"), ({"temperature": -1.0}, "temperature"),
+    ({"options": {"block_length": 4}}, "no meaning for the ancestral sampler"),
 ])  # fmt: skip
-def test_bad_settings(bad: dict[str, Any], message: str) -> None:
+def test_bad_settings(bad: dict[str, Any], message: str, pocket: Model) -> None:
     with pytest.raises(UserError, match=message):
-        WriterSettings(**bad)
-
-
-def test_options_that_a_sampler_does_not_know(pocket: Model) -> None:
-    with pytest.raises(UserError, match="no option 'block'"):
-        Responder(pocket, replace(QUICK, options={"block": "4"})).write([Prompt("x")])
+        Responder(pocket, WriterSettings(**bad))
 
 
 def test_programs_run_on_request_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +169,7 @@ def test_programs_run_on_request_alone(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--tasks", "gsm9k"], "did you mean 'gsm8k'"), (["--limit", "0"], "at least 1"),
-    (["--pass-at", "2"], "must lie in 1..1"), (["--sampler-options", "block"], "name=value"),
+    (["--pass-at", "2"], "must lie in 1..1"), (["--block-length", "4"], "no meaning"),
     (["--steps"], "at least one number"),
 ])  # fmt: skip
 def test_bad_commands(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,12 +242,7 @@ RIGHT: dict[str, Callable[[str], str]] = {
 
 
 def answering(model: Model, answer: Callable[[str], str]) -> Responder:
-    def told(model, prompts, index, settings, on_done):  # type: ignore[no-untyped-def]
-        texts = [answer(model.tokenizer.decode(prompt)) for prompt in prompts]
-        return [Continuation(model.tokenizer.encode(text), 3.0) for text in texts]
-
-    WRITERS["told"] = told
-    return Responder(model, WriterSettings(sampler="told", length=256))
+    return Responder(told(model, lambda prompt: answer(model.tokenizer.decode(prompt))))
 
 
 @pytest.mark.parametrize("task", RIGHT)

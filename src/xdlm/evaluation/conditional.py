@@ -61,19 +61,19 @@ def conditional_likelihood(
     *,
     draws: int = 32,
     seed: int = 0,
-    batch: int = 16,
+    batch_tokens: int = 32_768,
     on_done: Callable[[int, int], None] | None = None,
 ) -> list[Answer]:
     """Answers in the order of the questions; those of equal length go through the model together, which
     does not change them."""
-    if draws < 1 or batch < 1:
-        raise UserError("a conditional likelihood needs at least one draw and a batch of one")
+    if min(draws, batch_tokens) < 1:
+        raise UserError("a conditional likelihood needs at least one draw and one token at a time")
     if any(not question.continuation for question in questions):
         raise UserError("there is no continuation to evaluate")
     if process is None and any(not question.context for question in questions):
         raise UserError("an autoregressive model predicts nothing without a token before it")
     answers: dict[int, Answer] = {}
-    for numbers in batches_of([len(question.tokens) for question in questions], batch):
+    for numbers in _batches([len(question.tokens) for question in questions], batch_tokens):
         part = [questions[number] for number in numbers]
         found = (
             _bounded(denoiser, process, part, draws, seed) if process else _exact(denoiser, part)
@@ -84,13 +84,14 @@ def conditional_likelihood(
     return [answers[number] for number in range(len(questions))]
 
 
-def batches_of(lengths: Sequence[int], batch: int) -> list[list[int]]:
+def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Numbers of items of equal length, the longest first: what does not fit shows at once."""
-    by_length: dict[int, list[int]] = {}
-    for number, length in enumerate(lengths):
-        by_length.setdefault(length, []).append(number)
-    alike = [by_length[length] for length in sorted(by_length, reverse=True)]
-    return [same[i : i + batch] for same in alike for i in range(0, len(same), batch)]
+    groups = []
+    for length in sorted(set(lengths), reverse=True):
+        same = [number for number, other in enumerate(lengths) if other == length]
+        size = max(batch_tokens // length, 1)
+        groups += [same[i : i + size] for i in range(0, len(same), size)]
+    return groups
 
 
 def _bounded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 
@@ -26,6 +27,7 @@ from xdlm.evaluation.harness.running import CODE, Asked, Asking, ask
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.sandbox import available_guards
 from xdlm.files import check_writable, write_atomic
+from xdlm.sampling.writing import BATCH_TOKENS
 
 _DESCRIPTION = """Benchmarks of large models: gsm8k, math, math500, bbh, humaneval and mbpp, asked through
 lm-eval from files in the folder benchmarks of local data (XDLM_DATA), without network. The paper's settings
@@ -41,8 +43,11 @@ runs out of its limits).
 examples:
   xdlm eval llm --tasks gsm8k --steps 8 --limit 2
   xdlm eval llm --model runs/mine --tasks gsm8k math bbh --steps 32 64 --records results.jsonl
+  xdlm eval llm --model models/LLaDA-8B-Base --tasks mbpp --run-code --sampler confidence --k 0.1
   xdlm eval llm --model runs/mine --tasks mbpp --programs 10 --pass-at 1 10 --temperature 1 --run-code
 """
+#: Settings that one sampler alone understands; those left out are its own defaults.
+_OWN = ("block_length", "guidance", "confidence", "refresh")
 
 
 @dataclass(frozen=True)
@@ -57,24 +62,32 @@ class Options(Running):
     """Tokens of an answer."""
     limit: int | None = None
     """Ask only the first so many questions of each task."""
-    sampler: str = "ancestral"
-    """How answers are written."""
-    sampler_options: tuple[str, ...] = ()
-    """What a sampler alone understands, each as name=value."""
+    sampler: Literal["ancestral", "confidence"] = "ancestral"
+    """ancestral draws from the model by exact reverse steps; confidence is the paper's Algorithm 1."""
+    block_length: int | None = None
+    """confidence: write blocks of so many tokens one after the other; by default all at once."""
+    guidance: float | None = None
+    """confidence: scale of guidance by the prompt; 1 is off (default)."""
+    confidence: Literal["token", "entropy", "margin", "random"] | None = None
+    """confidence: what is filled first (default token: where the token drawn is likeliest)."""
+    refresh: int | None = None
+    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
+    an approximation; by default on all in every step."""
     temperature: float = 0.0
     """0 takes the most likely token of every prediction."""
     top_p: float = 1.0
     """Draw from the smallest set of tokens that holds this probability."""
     k: float | None = None
-    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
+    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with; with the
+    confidence sampler 0 rewrites nothing, as in LLaDA."""
     programs: int = 1
     """Programs per problem, in humaneval and mbpp."""
     pass_at: tuple[int, ...] = (1,)
     """The k of pass@k, at most the number of programs."""
     run_code: bool = False
     """Allow that programs which the model wrote are run, in the sandbox."""
-    batch: int = 16
-    """Prompts of equal length that go through the model at a time."""
+    batch_tokens: int = BATCH_TOKENS
+    """Tokens of prompts and answers that go through the model at a time."""
     context: int | None = None
     """Tokens that a prompt and its answer may have together: longer prompts lose their beginning. By
     default none does."""
@@ -98,13 +111,16 @@ def run(arguments: list[str]) -> None:
     model = opened(options.model, options)
     check_writes(model.config)
     model = model if options.k is None else model.mixed(options.k)
+    responders = [
+        Responder(model, writing, context=options.context, progress=progress)
+        for writing in settings
+    ]
     table = Table("task", "steps", "metric", "value", "questions", "ends", "forward passes")
-    for writing in settings:
+    for responder in responders:
         for task in options.tasks:
-            responder = Responder(model, writing, context=options.context, progress=progress)
             asked = ask(responder, options.model, task, asking)
             keep(options.records, *asked.records)
-            _keep_samples(options, task, writing.steps, asked)
+            _keep_samples(options, task, responder.writing.steps, asked)
             for record in asked.records:
                 _add_row(table, record)
     guards = f"; programs ran under {available_guards()}" if set(CODE) & set(options.tasks) else ""
@@ -113,15 +129,10 @@ def run(arguments: list[str]) -> None:
 
 
 def _writing(options: Options, steps: int) -> WriterSettings:
-    extra = {}
-    for word in options.sampler_options:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise UserError(f"--sampler-options takes name=value, got '{word}'")
-        extra[name] = value
+    extra = {name: getattr(options, name) for name in _OWN if getattr(options, name) is not None}
     return WriterSettings(
         options.sampler, steps, options.length, options.temperature, options.top_p, options.seed,
-        options.batch, extra,
+        options.batch_tokens, extra,
     )  # fmt: skip
 
 

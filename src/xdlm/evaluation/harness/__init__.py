@@ -2,6 +2,6 @@
 
 from xdlm.evaluation.harness.adapter import register
 from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
-from xdlm.evaluation.harness.writers import WRITERS, Continuation, WriterSettings
+from xdlm.evaluation.harness.settings import WriterSettings
 
-__all__ = ["WRITERS", "Continuation", "Prompt", "Reply", "Responder", "WriterSettings", "register"]
+__all__ = ["Prompt", "Reply", "Responder", "WriterSettings", "register"]

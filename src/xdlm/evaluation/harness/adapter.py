@@ -20,7 +20,7 @@ from xdlm.errors import UserError
 from xdlm.evaluation.conditional import Answer
 from xdlm.evaluation.generation import mean
 from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
-from xdlm.evaluation.harness.writers import WriterSettings
+from xdlm.evaluation.harness.settings import WriterSettings
 
 MISSING = "benchmarks need lm-eval: pip install 'xdlm[eval]'"
 
@@ -51,6 +51,8 @@ def register() -> Any:
             max_batch_size: int | None = None,
             **writing: Any,
         ) -> None:
+            """`writing` are the fields of `WriterSettings`. lm-eval gives every model a batch size; how
+            much goes through this one together is up to `batch_tokens`."""
             super().__init__()
             self.replies: list[Reply] = []
             self.answers: list[Answer] = []
@@ -60,7 +62,7 @@ def register() -> Any:
             from xdlm import load
 
             loaded = load(model, device=device or "auto", weights=weights, precision=precision)
-            settings = WriterSettings(batch=int(batch_size or 16), **writing)
+            settings = WriterSettings(**writing)
             self.responder = Responder(loaded, settings, draws, context)
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

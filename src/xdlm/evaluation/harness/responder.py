@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from xdlm.errors import UserError
 from xdlm.evaluation.conditional import Answer, Question, conditional_likelihood
-from xdlm.evaluation.harness.writers import WRITERS, Continuation, Responding, WriterSettings
+from xdlm.evaluation.harness.settings import Completed, Responding, WriterSettings
 from xdlm.evaluation.subject import Progress, unseen
+from xdlm.sampling import configure
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Responder:
     n_cut: int = 0
 
     def __post_init__(self) -> None:
+        if self.model.process is not None:
+            configure(self.writing.how, self.model.process)
         if self.draws < 1:
             raise UserError(f"a likelihood needs at least one draw, got {self.draws}")
         if self.context is not None and self.context <= self.writing.length:
@@ -62,7 +65,10 @@ class Responder:
         encoded = [self._encoded(prompt.text, self.writing.length) for prompt in prompts]
         index = [_index(prompt) for prompt in prompts]
         with self.progress(f"answering in {self.writing.steps} steps") as show:
-            found = WRITERS[self.writing.sampler](self.model, encoded, index, self.writing, show)
+            found = self.model.complete(
+                encoded, new_tokens=self.writing.length, seed=self.writing.seed, index=index,
+                batch_tokens=self.writing.batch_tokens, on_step=show, **self.writing.how,
+            )  # fmt: skip
         return [self._reply(*pair) for pair in zip(found, prompts, strict=True)]
 
     def log_likelihood(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
@@ -71,7 +77,7 @@ class Responder:
         with self.progress("judging answers") as show:
             return conditional_likelihood(
                 self.model.denoiser, self.model.process, questions, draws=self.draws,
-                seed=self.writing.seed, batch=self.writing.batch, on_done=show,
+                seed=self.writing.seed, batch_tokens=self.writing.batch_tokens, on_done=show,
             )  # fmt: skip
 
     def rolling(self, texts: Sequence[str]) -> list[Answer]:
@@ -82,7 +88,8 @@ class Responder:
             for number, text in enumerate(texts, start=1):
                 found = self.model.perplexity_of(
                     self.model.pack([text]), draws=self.draws, seed=self.writing.seed,
-                    batch=self.writing.batch, max_rows=None, on_batch=None,
+                    batch=max(self.writing.batch_tokens // self.model.length, 1), max_rows=None,
+                    on_batch=None,
                 )  # fmt: skip
                 nats, error = found.nats_per_token, found.nats_stderr
                 answers.append(Answer(-nats * found.n_tokens, error * found.n_tokens, greedy=False))
@@ -113,10 +120,11 @@ class Responder:
     def _begin(self) -> list[int]:
         return [self.model.tokenizer.bos_id] if self.model.config.data.bos else []
 
-    def _reply(self, found: Continuation, prompt: Prompt) -> Reply:
-        end, tokens = self.model.tokenizer.eos_id, found.tokens[: prompt.tokens]
-        stopped = "end of text" if end in tokens else ""
-        text = self.model.tokenizer.decode(tokens[: tokens.index(end)] if stopped else tokens)
+    def _reply(self, found: Completed, prompt: Prompt) -> Reply:
+        tokens = found.tokens[: prompt.tokens]
+        whole = len(tokens) == len(found.tokens)
+        stopped = "end of text" if found.stopped and whole else ""
+        text = self.model.tokenizer.decode(tokens)
         places = [(text.find(stop), stop) for stop in prompt.stops if stop and stop in text]
         if places:
             at, stopped = min(places)

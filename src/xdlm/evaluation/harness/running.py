@@ -77,12 +77,12 @@ class Asked:
 def ask(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
     """Put a task's questions to the model called `name`."""
     asking.check([task])
-    found, replies = _evaluated(responder, task, asking)
+    found, model = _evaluated(responder, task, asking)
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     said = [_said(sample, task) for sample in samples]
     plan = _plan(responder, name, task, samples, asking)
-    plan = replace(plan, nfe=mean([reply.nfe for reply in replies]).value)
-    about = {"cut_prompts": float(responder.n_cut), "stopped": _share_stopped(replies)}
+    plan = replace(plan, nfe=mean([reply.nfe for reply in model.replies]).value)
+    about = {"cut_prompts": model.responder.n_cut, "stopped": _share_stopped(model.replies)}
     if task in CODE:
         records = _code_records(plan, samples, asking, about)
     else:
@@ -92,13 +92,14 @@ def ask(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
     return Asked(records, said)
 
 
-def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, list[Reply]]:
+def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, Any]:
+    """What lm-eval found, and the model as it asked it."""
     model_class = register()
     with _quiet(responder.progress) as progress:
         import lm_eval
         from lm_eval.tasks import TaskManager
 
-        model = model_class(replace(responder, progress=progress))
+        model = model_class(replace(responder, progress=progress, n_cut=0))
         manager = TaskManager(include_path=str(TASKS), include_defaults=False)
         wanted = manager.load(task)["tasks"][task]
         wanted.config.repeats = asking.programs if task in CODE else 1
@@ -106,8 +107,7 @@ def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, li
             model, tasks=[wanted], limit=asking.limit, bootstrap_iters=0, task_manager=manager,
             confirm_run_unsafe_code=asking.run_code,
         )  # fmt: skip
-    responder.n_cut = model.responder.n_cut
-    return found, model.replies
+    return found, model
 
 
 @contextmanager
