@@ -290,6 +290,9 @@ def test_command(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     found = read_records(records)
     assert [(r.data, r.steps, r.nfe) for r in found] == [("gsm8k", 2, 3.0), ("mbpp", 2, 3.0)]
     assert all(r.length == 8 and r.sampler == "ancestral" for r in found)
+    main(["report", "--records", str(records), "--out", str(tmp_path / "report")])
+    report = capsys.readouterr().out
+    assert "| mbpp failed / wrong / passed |" in report and "| 1 / 0 / 0 |" in report
     (line,) = (samples / "mbpp-steps-00002.jsonl").read_text().splitlines()
     said = json.loads(line)
     assert said["prompt"].endswith("[BEGIN]\n") and len(said["answers"]) == 1
