@@ -29,6 +29,7 @@ from xdlm.evaluation.harness import (
 )
 from xdlm.evaluation.harness.running import CODE, Asking, ask
 from xdlm.evaluation.records import read_records
+from xdlm.evaluation.sandbox import available_guards
 
 QUICK = WriterSettings(steps=2, length=12)
 
@@ -268,6 +269,7 @@ def test_ends_of_programs_are_split(local: Path, pocket: Model) -> None:
     one, three = ask(responder, "told", "mbpp", asking).records
     assert one.value == pytest.approx(1 / 3) and three.value == 1.0
     assert [one.details[end] for end in ("passed", "wrong", "failed")] == [2, 2, 2]
+    assert one.details["guard_hook"] == available_guards().hook
     assert (one.metric, three.metric, one.draws) == ("pass@1", "pass@3", 3)
 
 
@@ -290,6 +292,9 @@ def test_command(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     found = read_records(records)
     assert [(r.data, r.steps, r.nfe) for r in found] == [("gsm8k", 2, 3.0), ("mbpp", 2, 3.0)]
     assert all(r.length == 8 and r.sampler == "ancestral" for r in found)
+    main(["report", "--records", str(records), "--out", str(tmp_path / "report")])
+    report = capsys.readouterr().out
+    assert "| mbpp failed / wrong / passed |" in report and "| 1 / 0 / 0 |" in report
     (line,) = (samples / "mbpp-steps-00002.jsonl").read_text().splitlines()
     said = json.loads(line)
     assert said["prompt"].endswith("[BEGIN]\n") and len(said["answers"]) == 1

@@ -38,6 +38,11 @@ HARM = {
     "a quiet exit": "import os\nos._exit(0)",
     "a made-up verdict": 'import os\n[os.write(fd, b\'["", "passed", ""]\') for fd in range(3, 9) '
     "if os.path.exists(f'/proc/self/fd/{fd}')]\nos._exit(0)",
+    "a flood of verdicts": "import os\n"
+    "fd = [f for f in range(3, 9) if os.path.exists(f'/proc/self/fd/{f}')]\n"
+    "while True: [os.write(f, bytes(1 << 16)) for f in fd]",
+    "an escape from its group": "import ctypes, os\nctypes.CDLL(None).prctl(1, 0)\nos.setsid()\n"
+    "while True: pass",
     "a signal": "import os\nos.kill(OUTSIDER, 9)",
 }
 
@@ -69,7 +74,7 @@ def test_harm_ends_as_failed(what: str, guards: Guards, tmp_path: Path, listenin
     started = time.monotonic()
     run = run_code(program, SHORT, guards)
     assert run.verdict == "failed" and run.why, run
-    assert time.monotonic() - started < SHORT.seconds + 1
+    assert time.monotonic() - started < SHORT.seconds + 2  # a busy machine starts slowly
     assert len(run.output) <= SHORT.output_bytes
     assert victim.read_text() == "here"
     assert [p.name for p in victim.parent.iterdir()] == ["precious"]

@@ -87,8 +87,18 @@ def _check_folder() -> str:
     return "writable"
 
 
+def _check_sandbox() -> str:
+    from xdlm.evaluation.sandbox import available_guards, run_code
+
+    run = run_code("assert 1 + 1 == 2")
+    if run.verdict != "passed":
+        raise UserError(f"a program that must pass has not: {run.why}")
+    return f"generated programs would run under {available_guards()}"
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "embedded corpus": _check_corpus,
     "bundled model": _check_model,
     "current folder": _check_folder,
+    "sandbox": _check_sandbox,
 }

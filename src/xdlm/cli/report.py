@@ -12,6 +12,7 @@ from xdlm.cli.progress import console
 from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.files import check_writable, write_atomic
+from xdlm.report.benchmarks import benchmark_table
 from xdlm.report.dynamics import courses, crossover_table, dynamics_table, plot_dynamics
 from xdlm.report.figures import plot_generation
 from xdlm.report.study import write_study
@@ -20,10 +21,10 @@ from xdlm.report.tables import generation_table, perplexity_table, unshown
 from xdlm.report.trade_off import plot_trade_off, trade_off
 
 _DESCRIPTION = """Tables (Markdown and CSV) and figures (PNG and SVG) from the records that `xdlm eval`
-wrote: perplexity by text; generated text by number of steps; what training did, and who leads when, where
-there are results of several checkpoints of a model (the other tables show each model's last); quality by
-mixing ratio, where there are three ratios or more. Results that do not compare (other data, judge,
-precision or settings) are refused, and the difference is named; what is not shown is said.
+wrote: perplexity by text; generated text by number of steps; benchmarks; what training did, and who leads
+when, where there are results of several checkpoints of a model (the tables of text show each model's last);
+quality by mixing ratio, where there are three ratios or more. Results that do not compare (other data,
+judge, precision or settings) are refused, and the difference is named; what is not shown is said.
 
 With --results instead, one page about a whole study of the paper's methods: each of the paper's findings
 beside the paper's own figures, with a verdict that is computed from the records. Its figures go into
@@ -67,6 +68,7 @@ def run(arguments: list[str]) -> None:
     made = {
         "perplexity": perplexity_table(records),
         "generation": generation_table(records),
+        "benchmarks": benchmark_table(records),
         "dynamics": dynamics_table(course) if course else None,
         "crossovers": crossover_table(course),
     }

@@ -125,8 +125,11 @@ def _reason(record: EvalRecord, *, shown: bool) -> str | None:
 
 
 def put(row: dict[str, str], place: str, record: EvalRecord, where: str) -> None:
+    put_text(row, place, _cell(record), where)
+
+
+def put_text(row: dict[str, str], place: str, cell: str, where: str) -> None:
     """Fill a cell, once."""
-    cell = _cell(record)
     if row.setdefault(place, cell) != cell:
         raise UserError(f"two different results for {where}, {place}; give one record of each")
 

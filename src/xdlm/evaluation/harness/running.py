@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +153,12 @@ def _filled(plan: EvalRecord, metric: str, found: Mean, details: dict[str, float
 def _code_records(
     plan: EvalRecord, samples: list[dict[str, Any]], asking: Asking, about: dict[str, float]
 ) -> list[EvalRecord]:
-    """pass@k for every k, with how the programs ended."""
+    """pass@k for every k, with how the programs ended and what guarded them."""
     passed = [int(sample["passed"]) for sample in samples]
     ends = {end: math.fsum(sample[end] for sample in samples) for end in ENDS}
+    guards = {f"guard_{name}": float(on) for name, on in asdict(available_guards()).items()}
     return [
-        _filled(plan, f"pass@{k}", pass_at_k(passed, asking.programs, k), about | ends)
+        _filled(plan, f"pass@{k}", pass_at_k(passed, asking.programs, k), about | ends | guards)
         for k in asking.pass_at
     ]
 

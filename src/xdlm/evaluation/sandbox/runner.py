@@ -158,7 +158,7 @@ def _collected(
                 found[key.fd] += piece
                 if not piece:
                     ready.unregister(key.fd)
-            if len(found[output]) > limits.output_bytes:
+            if max(map(len, found.values())) > limits.output_bytes:
                 kept = found[output][: limits.output_bytes]
                 return kept, b"", f"more than {limits.output_bytes:,} bytes of output"
     return found[output], found[report], ""
