@@ -131,3 +131,19 @@ def test_surplus_and_missing_weights_are_named(tmp_path: Path) -> None:
     del tensors["blocks.1.mlp.2.bias"]
     with pytest.raises(UserError, match=r"there is no blocks.1.mlp.2.bias"):
         dit_tensors(Foreign(tensors, "ema", 0), shape, 37)
+
+
+class Code:
+    def __reduce__(self):
+        return exec, (f"import os; os.mkdir({os.environ['XDLM_HARM']!r})",)
+
+
+def test_functions_in_a_file_become_inert(tmp_path: Path, monkeypatch) -> None:
+    """What is not refused outright is put aside unrun, and the weights beside it are read."""
+    monkeypatch.setenv("XDLM_HARM", str(tmp_path / "harm"))
+    tensors = load_file(PARITY / "mdlm.safetensors")
+    state = {f"backbone.{key}": value for key, value in tensors.items()}
+    torch.save({"state_dict": state, "callbacks": Code()}, tmp_path / "a.ckpt")
+    found = read_foreign(tmp_path / "a.ckpt", averaged=False)
+    assert found.tensors.keys() == tensors.keys()
+    assert not (tmp_path / "harm").exists()

@@ -11,6 +11,7 @@ import torch
 
 from xdlm import UserError, load
 from xdlm.api import load_tokenizer
+from xdlm.cli.main import main
 from xdlm.config import (
     DataConfig,
     OptimConfig,
@@ -178,3 +179,18 @@ def test_adaptation_starts_from_the_folder_and_comes_back(tmp_path: Path) -> Non
     smaller = replace(config, model=replace(config.model, mask_id=5))
     with pytest.raises(UserError, match="does not fit"):
         Trainer(smaller, tokenizer, rows).start_from(find_model(tmp_path / "run"))
+
+
+def test_import_and_export(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("pocket")
+    folder, run, back = (tmp_path / name for name in ("lm", "run", "back"))
+    make(folder, "llama", vocab=tokenizer.size)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    main(["import", str(folder), "--from", "transformers", "--shift", "--out", str(run)])
+    model = load(run, device="cpu")
+    assert model.config.model.shift and model.process.vocab.mask_id == tokenizer.size
+    main(["export", "--model", str(run), "--format", "hub", "--out", str(back)])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(back)
+    ours = model.denoiser.lm.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in theirs.state_dict().items())
+    assert theirs.get_input_embeddings().weight.shape[0] == tokenizer.size + 1
