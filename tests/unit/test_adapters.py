@@ -140,3 +140,9 @@ def test_bad_settings_are_named() -> None:
         with pytest.raises(UserError, match=says):
             parse_config(text)
     assert isinstance(parse_config("train: {start: x}\nlora: {rank: 4}").model, DiTConfig)
+
+
+def test_a_run_that_nobody_gave_its_start_does_not_train(tmp_path: Path, rows: Rows) -> None:
+    """Weights that were to be read are never random ones in silence."""
+    with pytest.raises(UserError, match=r"not finite|is nan"):
+        Trainer(config_of(tmp_path, LLADA), TOKENIZER, rows).run()

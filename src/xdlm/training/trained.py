@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,10 +42,7 @@ def read_trained(
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     vocab = config.vocab(tokenizer.size)
     process = config.process.build(vocab)
-    denoiser = _without_values(config, vocab.size, causal=process is None)
-    denoiser.to(dtype).to_empty(device=device) if _is_empty(denoiser) else denoiser.to(
-        device, dtype
-    )
+    denoiser = unfilled(config, vocab.size, device=device, dtype=dtype)
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     if config.lora.rank:
         find_model(config.start() or "").read_into(MODEL, frozen_parameters(denoiser))
@@ -55,18 +51,28 @@ def read_trained(
     return Trained(denoiser, process, tokenizer, checkpoint.weights if file == MODEL else "raw")
 
 
-def _without_values(config: RunConfig, vocab_size: int, *, causal: bool) -> Denoiser:
-    """A model to be filled: where a backbone allows it, no time and memory go into random weights."""
-    fillable = config.model.kind != PretrainedConfig.kind  # transformers keeps tables in buffers
-    with torch.device("meta") if fillable else nullcontext():
-        denoiser = build_denoiser(config.model, vocab_size, causal=causal)
-        if config.lora.rank:
-            add_adapters(denoiser, config.lora)
-        return denoiser
-
-
-def _is_empty(denoiser: Denoiser) -> bool:
-    return denoiser.head_weight.is_meta
+@torch.no_grad()
+def unfilled(
+    config: RunConfig,
+    vocab_size: int,
+    *,
+    device: torch.device = _CPU,
+    dtype: torch.dtype = torch.float32,
+) -> Denoiser:
+    """A model whose weights are still to be read: where its backbone allows it, no time and no other memory
+    goes into random ones, and a weight that nobody fills is no number. Adapters begin as they should."""
+    causal = config.process.is_autoregressive
+    if config.model.kind == PretrainedConfig.kind:  # transformers keeps tables in buffers
+        denoiser = build_denoiser(config.model, vocab_size, causal=causal).to(device, dtype)
+    else:
+        with torch.device("meta"):
+            denoiser = build_denoiser(config.model, vocab_size, causal=causal)
+        denoiser.to(dtype).to_empty(device=device)
+        for parameter in denoiser.parameters():
+            parameter.fill_(torch.nan)
+    if config.lora.rank:
+        add_adapters(denoiser, config.lora)
+    return denoiser
 
 
 def find_model(name: str | Path) -> Source:

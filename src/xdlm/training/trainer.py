@@ -23,7 +23,7 @@ from xdlm.files import check_writable
 from xdlm.models import build_denoiser
 from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.tokens import TextTokenizer
-from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
+from xdlm.training.adapters import frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import (
     MODEL,
     OPTIMIZER,
@@ -55,7 +55,7 @@ from xdlm.training.parallel import World, launcher, local_device, note_launch, o
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
-from xdlm.training.trained import find_model
+from xdlm.training.trained import find_model, unfilled
 
 #: What a process may say before a step, from good to bad.
 _GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
@@ -99,9 +99,10 @@ class Trainer:
         vocab = config.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
-        self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
-        if config.lora.rank:
-            add_adapters(self.model, config.lora)
+        if config.start():  # `start_from` or `restore` will bring the weights
+            self.model = unfilled(config, vocab.size, device=self.device)
+        else:
+            self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
         self.engine = make_engine(self.model, config.train, self.precision, self.device, self.world)
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = make_optimizer(self.model, config.optim)
