@@ -51,11 +51,11 @@ class Options:
     """Same seed, same demo."""
     steps: int = 32
     """Reverse steps when sampling."""
-    rows: int = 160
+    rows: int = 96
     """Rows of held-out text to measure perplexity on."""
-    texts: int = 32
+    texts: int = 20
     """Texts of each model and number of steps that the judge sees."""
-    train_steps: int = 1000
+    train_steps: int = 600
     """Steps of training for the small model."""
 
     def __post_init__(self) -> None:
