@@ -51,6 +51,8 @@ class Denoiser(nn.Module, ABC):
     #: Whether a position sees itself and those before it alone. Its prediction is then of the next token,
     #: and the times play no part.
     causal: bool = False
+    #: Classes that `label` may name; 0 for none.
+    n_classes: int = 0
     #: Whether `trunk` takes `padding` [B, L], true where there is no token and nobody must look.
     takes_padding: bool = False
 
