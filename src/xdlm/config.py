@@ -317,6 +317,11 @@ class RunConfig:
             raise UserError(
                 f"process.mask_id is {self.process.mask_id}, but the model's mask is {own.mask_id}"
             )
+        length = self.model.own_length()
+        if length is not None and self.data.length != length:
+            raise UserError(
+                f"data.length is {self.data.length}, but the model takes rows of {length}"
+            )
         if self.data.is_images and self.process.mask_id is not None:
             raise UserError(
                 "process.mask_id has no meaning for images: every level is data; remove it"

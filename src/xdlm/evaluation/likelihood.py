@@ -37,7 +37,7 @@ from torch import Tensor
 
 from xdlm.data import Rows
 from xdlm.errors import UserError
-from xdlm.models import Denoiser, run_trunk
+from xdlm.models import Denoiser, head_stats, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     bound_ends,
@@ -46,7 +46,7 @@ from xdlm.objective import (
     step_kl_of_stats,
     stratified_times,
 )
-from xdlm.ops import Stream, row_stats, uniform
+from xdlm.ops import Stream, uniform
 from xdlm.ops.rows import Impl
 from xdlm.structs import Coefs, RowStats
 from xdlm.training.loss import next_token_nats
@@ -102,7 +102,7 @@ def likelihood(
     if total == 0 or (whole == 0 and rows.tail.size <= unpredicted):
         raise UserError("there is no text to evaluate")
     draws = draws if process is not None else 1
-    device = denoiser.head_weight.device
+    device = denoiser.device
     key = _seed_of_text(seed, rows)
     groups = _groups(len(rows), whole, use_tail, key)
     even = torch.cat([_even_times(key, group, draws) for group in groups])
@@ -216,9 +216,9 @@ class Noised:
     def _stats(self, coefs: Coefs, t: Tensor, z: Tensor) -> RowStats:
         """Every row: evaluation never thins."""
         hidden = run_trunk(self.denoiser, z, t.float(), self.label)
-        return row_stats(
-            hidden, self.denoiser.head_weight, self.denoiser.head_bias, self.x, z,
-            row_log_c(self.process, coefs, self.x), mask_id=self.process.special_ids, impl=self.impl,
+        return head_stats(
+            self.denoiser, hidden, self.x, z, row_log_c(self.process, coefs, self.x),
+            mask_id=self.process.special_ids, impl=self.impl,
         )  # fmt: skip
 
     def _total(self, nats: Tensor) -> Tensor:

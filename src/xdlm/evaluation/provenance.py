@@ -18,7 +18,7 @@ from xdlm.training.device import describe
 
 def provenance(model: Subject) -> dict[str, Any]:
     """Versions, hardware, precision and the model's own configuration."""
-    weight = model.denoiser.head_weight
+    weight = next(model.denoiser.parameters())
     return {
         "xdlm": __version__,
         "commit": commit(),

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.models import Denoiser, run_trunk
+from xdlm.models import Denoiser, drawing_head, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, categorical, forbid, uniform
 from xdlm.ops.gather import PickedRows
-from xdlm.ops.head import DrawingHead
+from xdlm.ops.head import RowDraws
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.result import Sample, find_ends
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
@@ -72,7 +72,7 @@ class _Run(NamedTuple):
 
     denoiser: Denoiser
     process: NoiseProcess
-    head: DrawingHead
+    head: RowDraws
     free: Tensor | None
     n_free: int
     label: Tensor | None
@@ -121,7 +121,7 @@ def sample(
     looked for when all is done: no step knows where a text will end.
     """
     config = config if config is not None else SamplerConfig()
-    device = denoiser.head_weight.device
+    device = denoiser.device
     index = (torch.arange(batch) if index is None else index).to(device)[:, None]
     position = torch.arange(length, device=device)[None]
 
@@ -139,7 +139,7 @@ def sample(
             raise UserError(f"given and frozen go together, both of shape {tuple(z.shape)}")
         frozen, free = frozen.to(device), ~frozen.to(device)
         z = torch.where(frozen, given.to(device), z)
-    head = DrawingHead(denoiser.head_weight, denoiser.head_bias, process.special_ids)
+    head = drawing_head(denoiser, process.special_ids)
     n_free = length if free is None else int(free.sum(1).min())
     run = _Run(denoiser, process, head, free, n_free, label)
     step_fn = STEPS[config.impl]

@@ -66,7 +66,7 @@ def _without_values(config: RunConfig, vocab_size: int, *, causal: bool) -> Deno
 
 
 def _is_empty(denoiser: Denoiser) -> bool:
-    return denoiser.head_weight.is_meta
+    return denoiser.device.type == "meta"
 
 
 def find_model(name: str | Path) -> Source:
