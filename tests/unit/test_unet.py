@@ -99,8 +99,8 @@ def test_time_class_and_mask_are_seen() -> None:
     model = small().eval()
     z, t = some_tokens(1), torch.tensor([0.3])
     base = model.trunk(z, t, torch.tensor([1]))
-    assert not torch.allclose(base, model.trunk(z, t, torch.tensor([2])))
-    assert not torch.allclose(base, model.trunk(z, t + 0.3, torch.tensor([1])))
+    for other in (model.trunk(z, t, torch.tensor([2])), model.trunk(z, t + 0.3, torch.tensor([1]))):
+        assert (other - base).abs().mean() > 1e-3
     torch.testing.assert_close(model.trunk(z, t), model.trunk(z, t, torch.tensor([-1])))
     blind = small(config=replace(SMALL, time_conditioning=False)).eval()
     torch.testing.assert_close(blind.trunk(z, t), blind.trunk(z, t + 0.3))
@@ -195,7 +195,7 @@ def test_it_learns_a_colour() -> None:
         optimizer.step()
         losses.append(float(sums.elbo) / tokens.numel())
     assert sum(losses[:5]) / 5 > 4.5  # about log 256 = 5.5 nats for what it knows nothing of
-    assert sum(losses[-10:]) / 10 < 3
+    assert sum(losses[-10:]) / 10 < 0.7 * sum(losses[:5]) / 5
 
 
 @pytest.mark.parametrize("impl", ["thinned", "dense"])

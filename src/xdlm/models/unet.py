@@ -259,9 +259,10 @@ class Grow(nn.Module):
 
 
 def _norm(width: int) -> nn.GroupNorm:
-    return nn.GroupNorm(
-        next(groups for groups in (32, 16, 8, 4, 2, 1) if width % groups == 0), width
-    )
+    """In at most 32 groups of at least 4 channels: a group of one would take out again what the condition
+    adds to its channel."""
+    most = max(1, min(32, width // 4))
+    return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if width % groups == 0), width)
 
 
 def _beside(h: Tensor, skip: Tensor) -> Tensor:
