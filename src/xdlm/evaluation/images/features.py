@@ -136,11 +136,16 @@ def batches_of(rows: ImageRows, batch: int = BATCH) -> Iterator[NDArray[np.uint8
 
 def reference_key(network: nn.Module, rows: ImageRows, kept: int) -> str:
     """Hash of all that decides the features: the images, the weights, how many are kept."""
-    weights = hashlib.sha256()
-    for name, parameter in sorted(network.state_dict().items()):
-        weights.update(name.encode() + parameter.detach().float().cpu().numpy().tobytes())
-    what = f"{_FORMAT} {rows.digest} {weights.hexdigest()} {kept}"
+    what = f"{_FORMAT} {rows.digest} {digest_of(network)} {kept}"
     return hashlib.sha256(what.encode()).hexdigest()
+
+
+def digest_of(network: nn.Module) -> str:
+    """Hash of a network's weights."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(network.state_dict().items()):
+        digest.update(name.encode() + parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def write_features(file: Path, features: FeatureSet, key: str) -> None:

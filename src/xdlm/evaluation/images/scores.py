@@ -44,8 +44,11 @@ class Kid(NamedTuple):
 
 def kid(one: Tensor, other: Tensor, *, subsets: int = 100, size: int = 1000, seed: int = 0) -> Kid:
     """Kernel distance (Binkowski et al. 2018) of features [n, d] and [m, d]: the unbiased estimate of the
-    squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over random subsets."""
+    squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over random subsets. Where
+    a subset is all there is, there is one of them, and no error."""
     size = min(size, len(one), len(other))
+    if size == len(one) == len(other):
+        subsets = min(subsets, 1)
     if size < 2 or subsets < 1:
         raise UserError(
             f"KID needs at least 2 images on either side and 1 subset, got {size}, {subsets}"
