@@ -347,7 +347,7 @@ def load(
         checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
     )
     if isinstance(tokenizer, Pixels):
-        raise UserError(f"{name} makes images: load it with xdlm.images.load_image_model")
+        raise UserError(f"{name} makes images: see xdlm paint, or xdlm.images in Python")
     return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
 

@@ -22,8 +22,11 @@ from xdlm.errors import UserError
 from xdlm.evaluation.records import read_records
 from xdlm.images import ImageModel, load_image_model
 from xdlm.models import UNetConfig
+from xdlm.report.colours import LOOKS
 from xdlm.report.grid import image_grid, png
-from xdlm.sampling import Guidance, SamplerConfig
+from xdlm.report.strip import BLANK, change_maps, picked_frames, states, strip
+from xdlm.sampling import Change, Guidance, SamplerConfig, Trajectory
+from xdlm.tokens import Pixels
 
 Image = pytest.importorskip("PIL.Image")
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -122,6 +125,57 @@ def test_bad_measures_get_one_line(folder: Path, capsys: pytest.CaptureFixture) 
     for flags, message in cases.items():
         with pytest.raises(SystemExit) as stop:
             main(["eval", "image", "--model", str(folder / "run"), "--device", "cpu", *flags])
+        complaint = capsys.readouterr().err
+        assert stop.value.code == 2 and message in complaint and complaint.count("\n") == 1
+
+
+def test_strips_show_states_and_changes() -> None:
+    pixels = Pixels(2)
+    start = torch.full((1, 12), 256)
+    middle, end = start.clone(), torch.zeros_like(start)
+    middle[0, :3] = 9  # the first pixel appears, and then changes; the second is masked again
+    last = end.clone()
+    last[0, 3:6] = 256
+    path = Trajectory(torch.stack([start, middle, end, last]), (1.0, 0.6, 0.3, 0.0), (256,))
+    shown = states(path, pixels)
+    assert shown.shape == (4, 2, 2, 3) and shown[0, 0, 0].tolist() == [BLANK] * 3
+    assert shown[1, 0, 0].tolist() == [9] * 3 and shown[3, 0, 1].tolist() == [BLANK] * 3
+    maps = change_maps(path, pixels)
+    green, blue, red = (list(bytes.fromhex(LOOKS[c].colour[1:])) for c in
+                        (Change.UNMASK, Change.REFINE, Change.REMASK))  # fmt: skip
+    assert maps[1, 0, 0].tolist() == green and maps[1, 1, 1].tolist() == [255] * 3
+    assert maps[2, 0, 0].tolist() == blue and maps[2, 1, 1].tolist() == green
+    assert maps[3, 0, 1].tolist() == red and (maps[0] == 255).all()
+    assert picked_frames(path, 3).steps == 2 and picked_frames(path, 3).times[::2] == (1.0, 0.0)
+    assert strip([path, path], pixels, frames=9).shape == (4 * 3 - 1, 4 * 3 - 1, 3)
+
+
+def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    run, out = str(folder / "run"), folder / "painted"
+    files = {name: str(out / name) for name in ("all.png", "strip.png", "film.gif")}
+    main(["paint", "--model", run, run, "--n", "4", "--steps", "3", "--guidance", "2", "--label", "1",
+          "--device", "cpu", "--columns", "2", "--zoom", "1", "--out", files["all.png"],
+          "--strip", files["strip.png"], "--gif", files["film.gif"]])  # fmt: skip
+    with Image.open(files["all.png"]) as picture:
+        assert picture.size == (17, 2 * 17 + 4)
+        page = np.asarray(picture)
+        np.testing.assert_array_equal(page[:17], page[-17:])
+    with Image.open(files["strip.png"]) as picture:
+        assert picture.size == (5 * 9 - 1, 4 * 9 - 1)
+    with Image.open(files["film.gif"]) as picture:
+        assert 2 < picture.n_frames <= 5  # equal ones in a row are one
+    assert "8 forward" in capsys.readouterr().err
+
+
+def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    for flags, message in {
+        ("--n", "0"): "n must lie in",
+        ("--label", "7"): "labels must lie in 0..2, got 7",
+        ("--frames", "1"): "--frames 2",
+        ("--steps", "0"): "at least 1 step",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            main(["paint", "--model", str(folder / "run"), "--device", "cpu", *flags])
         complaint = capsys.readouterr().err
         assert stop.value.code == 2 and message in complaint and complaint.count("\n") == 1
 

@@ -237,7 +237,7 @@ def test_training_on_labelled_images(tmp_path: Path) -> None:
     assert checkpoint.tokenizer() == read_tokenizer(folder / "tokenizer.json") == Pixels(8)
     trained = read_trained(checkpoint)
     assert trained.process is not None and trained.process.vocab.size == 257
-    with pytest.raises(UserError, match="makes images"):
+    with pytest.raises(UserError, match="makes images: see xdlm paint"):
         load(tmp_path / "run")
 
 

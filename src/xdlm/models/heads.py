@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from xdlm.errors import UserError
 from xdlm.models.contract import Denoiser
 from xdlm.ops.dense import dense_row_stats
 from xdlm.ops.head import DrawingHead, FunctionHead, RowDraws
@@ -28,6 +29,10 @@ def head_stats(
     if denoiser.linear_head:
         head = (denoiser.head_weight, denoiser.head_bias)
         return row_stats(hidden, *head, x, z, log_c, mask_id=mask_id, impl=impl)
+    if impl == "fused":
+        raise UserError(
+            "loss.impl 'fused' is for linear heads, and this model's is none; use 'auto'"
+        )
     if impl == "eager":
         return stats_of_logits(denoiser.head(hidden), x, z, log_c, mask_id=mask_id)
     size = denoiser.n_states
