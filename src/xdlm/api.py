@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Unpack, get_args
 import torch
 from torch import Tensor
 
-from xdlm.config import LoraConfig, ProcessConfig, RunConfig
+from xdlm.config import DataConfig, LoraConfig, ProcessConfig, RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
@@ -29,7 +29,7 @@ from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import How, Trajectory, configure, parse_template, write
 from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
-from xdlm.tokens import TextTokenizer, known_tokenizer
+from xdlm.tokens import Pixels, TextTokenizer, Tokenizer, known_tokenizer
 from xdlm.training.adapters import merge_adapters
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
@@ -346,6 +346,8 @@ def load(
     denoiser, process, tokenizer, used = read_trained(
         checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
     )
+    if isinstance(tokenizer, Pixels):
+        raise UserError(f"{name} makes images: see xdlm paint, or xdlm.images in Python")
     return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
 
@@ -356,6 +358,11 @@ def check_writes(config: RunConfig) -> None:
             "this model is autoregressive: it judges texts (xdlm eval gen --judge) and has a perplexity "
             "(xdlm eval ppl), but it writes none; sample from one that was trained under noise"
         )
+
+
+def tokenizer_of(data: DataConfig) -> Tokenizer:
+    """The tokenizer that a configuration names, of text or of images."""
+    return Pixels.of_length(data.length) if data.is_images else load_tokenizer(data.tokenizer)
 
 
 def load_tokenizer(name: str | Path, root: str | Path | None = None) -> TextTokenizer:

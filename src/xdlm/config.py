@@ -113,18 +113,19 @@ class ProcessConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Text and how it is cut."""
+    """Text and how it is cut, or images."""
 
     train: str = "corpus:train"
     """Training text: corpus:train, a corpus of the papers (openwebtext:train), a file, or a folder of
-    files or of shards that `xdlm prepare` made."""
+    files or of shards that `xdlm prepare` made. Images: cifar10:train, or a file of them."""
     val: str | None = "corpus:heldout"
     """Validation text, in the same forms; none to skip validation."""
     tokenizer: str = "pocket"
     """A tokenizer.json, a folder that holds one, the name of a bundled model, gpt2 or bert-base-uncased
-    (from the folder of local data, or the hub)."""
+    (from the folder of local data, or the hub). Or pixels: the data is images, and a token is one of
+    the 256 levels of one channel of a pixel."""
     length: int = 1024
-    """Tokens in a row."""
+    """Tokens in a row; for pixels, 3 x side x side (3072 for 32 x 32)."""
     bos: bool = False
     """Put the end-of-text token before every document too."""
     eos: bool = True
@@ -136,6 +137,12 @@ class DataConfig:
     pairs: bool = False
     """The training text is records with a prompt and a response, one pair to a row: prompts are never
     noised, and the loss is of responses alone."""
+    flips: bool = False
+    """pixels: train on every image's mirror image too."""
+
+    @property
+    def is_images(self) -> bool:
+        return self.tokenizer == "pixels"
 
     def __post_init__(self) -> None:
         if self.length < 2:
@@ -144,6 +151,10 @@ class DataConfig:
             raise UserError(f"data.limit must be at least 1, got {self.limit}")
         if self.pairs and (self.frame or not self.eos):
             raise UserError("data.pairs: a row ends with end tokens, and has no frame")
+        for name in ("bos", "frame", "pairs") if self.is_images else ("flips",):
+            if getattr(self, name):
+                what = "images" if self.is_images else "text"
+                raise UserError(f"data.{name} has no meaning for {what}; remove it")
 
 
 @dataclass(frozen=True)
@@ -305,6 +316,15 @@ class RunConfig:
         if own is not None and self.process.mask_id not in (None, own.mask_id):
             raise UserError(
                 f"process.mask_id is {self.process.mask_id}, but the model's mask is {own.mask_id}"
+            )
+        length = self.model.own_length()
+        if length is not None and self.data.length != length:
+            raise UserError(
+                f"data.length is {self.data.length}, but the model takes rows of {length}"
+            )
+        if self.data.is_images and self.process.mask_id is not None:
+            raise UserError(
+                "process.mask_id has no meaning for images: every level is data; remove it"
             )
         if self.lora.rank and not self.start():
             raise UserError("lora needs trained weights to stand beside: give train.start")

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": MATH
     | {"models", "tokens", "data", "sampling", "training", "config", "files", "__init__"},
 }
-ALLOWED["api"] = set(ALLOWED) - {"__init__"}
+ALLOWED["api"] = ALLOWED["images"] = set(ALLOWED) - {"__init__"}
 ALLOWED["report"] = set(ALLOWED)
 ALLOWED["__init__"] = {"errors", "structs", "api"}
 ALLOWED["cli"] = {*ALLOWED, "__init__"}

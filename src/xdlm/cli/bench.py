@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from xdlm.api import load_tokenizer
+from xdlm.api import tokenizer_of
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.cli.train import make_trainer
@@ -121,7 +121,7 @@ def run(arguments: list[str]) -> None:
 def _bench_loader(recipe: str, options: Options) -> None:
     config = load_config(recipe)
     config = replace(config, train=replace(config.train, device=options.device, eval_every=0))
-    trainer = make_trainer(config, load_tokenizer(config.data.tokenizer))
+    trainer = make_trainer(config, tokenizer_of(config.data))
     steps = options.repeats if options.repeats is not None else 20
     if steps < 1:
         raise UserError(f"repeats must be at least 1, got {steps}")

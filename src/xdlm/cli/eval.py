@@ -12,6 +12,7 @@ MEASURES = {
     "ppl": "how well a model predicts text: perplexity",
     "gen": "how well it writes: quality of generated text under a judge",
     "llm": "how well it answers: benchmarks of large models, programs in a sandbox",
+    "image": "how well it paints: FID, KID, precision and recall of generated images",
     "dynamics": "perplexity and quality, at every checkpoint of training runs",
 }
 
@@ -24,6 +25,7 @@ examples:
   xdlm eval ppl --max-rows 16
   xdlm eval gen --steps 4 16 --n 8 --records results.jsonl
   xdlm eval llm --tasks gsm8k --steps 8 --limit 2
+  xdlm eval image --model runs/cpu-pixels --n 64 --steps 8
   xdlm eval dynamics runs/cpu-tiny --records dynamics.jsonl
 
 `xdlm eval MEASURE --help` lists a measure's options.

@@ -14,6 +14,7 @@ from xdlm.errors import UserError, did_you_mean
 VERBS = {
     "demo": "see it all in about two minutes: samples, infilling, perplexity, training",
     "sample": "generate text, fill in templates, show or save trajectories",
+    "paint": "generate images, show how they came about",
     "chat": "write with a model in turns, and watch each answer come about",
     "train": "train a model from a recipe",
     "eval": "measure a model: perplexity, quality of its texts",

@@ -29,7 +29,7 @@ def compare(
     models = {name: load(name) for name in COMPARED}
     first, *_ = models.values()
     text = first.pack(read_documents(EMBEDDED[1]))
-    judge = open_judge(JUDGE, first.tokenizer, first.denoiser.head_weight.device)
+    judge = open_judge(JUDGE, first.tokenizer, first.denoiser.device)
     real = RealText(first, EMBEDDED[1], text, n=n, seed=seed)
     records = [record for kind in real.judged(JUDGE, judge).values() for record in kind]
     written = [f"in {number} steps" for number in steps]

@@ -7,14 +7,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdlm.api import find_model, load_tokenizer
+from xdlm.api import find_model, tokenizer_of
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.config import DataConfig, RunConfig, load_config
-from xdlm.data import Rows, load_pairs, load_rows
+from xdlm.data import Rows, load_images, load_pairs, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import Pixels, Tokenizer
 from xdlm.training.curves import check_curves
 from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.trainer import Trainer, find_resume
@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> None:
         again = world.any(started_again(out))
         checkpoint = find_resume(out, resume=options.resume, again=again)
         world.wait()  # before the first of them writes a checkpoint
-        trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
+        trainer = make_trainer(config, tokenizer_of(config.data), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
         elif start := config.start():
@@ -78,18 +78,10 @@ def run(arguments: list[str]) -> None:
         sys.exit(130)
 
 
-def make_trainer(
-    config: RunConfig, tokenizer: TextTokenizer, world: World | None = None
-) -> Trainer:
+def make_trainer(config: RunConfig, tokenizer: Tokenizer, world: World | None = None) -> Trainer:
     """Read and pack the data, and put validation and training together."""
     data = config.data
-    if data.pairs:
-        with progress(f"reading {data.train}") as show:
-            rows: Rows = load_pairs(
-                data.train, tokenizer, data.length, bos=data.bos, limit=data.limit, on_progress=show
-            )
-    else:
-        rows = read_rows(data.train, tokenizer, data, limit=data.limit)
+    rows = _training_rows(tokenizer, data)
     if data.val is None or config.train.eval_every == 0:
         return Trainer(config, tokenizer, rows, world=world)
     val = read_rows(data.val, tokenizer, data)
@@ -106,10 +98,27 @@ def make_trainer(
     return Trainer(config, tokenizer, rows, validate=validate, world=world)
 
 
+def _training_rows(tokenizer: Tokenizer, data: DataConfig) -> Rows:
+    if isinstance(tokenizer, Pixels):
+        with progress(f"reading {data.train}") as show:
+            return load_images(
+                data.train, tokenizer, mirrored=data.flips, limit=data.limit, on_progress=show
+            )
+    if data.pairs:
+        with progress(f"reading {data.train}") as show:
+            return load_pairs(
+                data.train, tokenizer, data.length, bos=data.bos, limit=data.limit, on_progress=show
+            )
+    return read_rows(data.train, tokenizer, data, limit=data.limit)
+
+
 def read_rows(
-    source: str, tokenizer: TextTokenizer, data: DataConfig, *, limit: int | None = None
+    source: str, tokenizer: Tokenizer, data: DataConfig, *, limit: int | None = None
 ) -> Rows:
+    """As they are: no image is mirrored."""
     with progress(f"reading {source}") as show:
+        if isinstance(tokenizer, Pixels):
+            return load_images(source, tokenizer, limit=limit, on_progress=show)
         return load_rows(
             source, tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame,
             limit=limit, on_progress=show,

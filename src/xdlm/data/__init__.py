@@ -1,7 +1,8 @@
-"""Text: where it is, how it reads, how it is cut, and the order of training."""
+"""Text and images: where they are, how they read, how they are cut, and the order of training."""
 
 from xdlm.data.ahead import Ahead
 from xdlm.data.documents import EMBEDDED, Source, data_root, open_source, read_documents
+from xdlm.data.image_rows import ImageRows, load_images
 from xdlm.data.loading import load_rows
 from xdlm.data.order import ShuffledOrder
 from xdlm.data.packing import Rows, TokensInMemory, TokenStream, pack
@@ -15,6 +16,7 @@ __all__ = [
     "SPECS",
     "ZERO_SHOT",
     "Ahead",
+    "ImageRows",
     "Manifest",
     "PairRows",
     "Rows",
@@ -26,6 +28,7 @@ __all__ = [
     "TokensInMemory",
     "data_root",
     "is_prepared",
+    "load_images",
     "load_pairs",
     "load_rows",
     "open_source",

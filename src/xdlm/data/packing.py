@@ -125,6 +125,15 @@ class Rows:
         """Where some rows hold tokens that are given, not learned, [n, length]; None where none are."""
         return None
 
+    @property
+    def n_classes(self) -> int:
+        """Classes that rows are of; 0 where they have no labels."""
+        return 0
+
+    def labels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The classes of some rows, [n]; None where they have none."""
+        return None
+
     def n_learned(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
         """Tokens of some rows that are learned."""
         return len(indices) * self.length

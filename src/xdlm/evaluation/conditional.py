@@ -134,7 +134,7 @@ def _exact(denoiser: Denoiser, part: list[Question]) -> list[Answer]:
 
 def _tensors(denoiser: Denoiser, part: list[Question]) -> tuple[Tensor, Tensor]:
     """Tokens and where they are to be predicted, both [B, L]."""
-    device = denoiser.head_weight.device
+    device = denoiser.device
     x = torch.tensor([question.tokens for question in part], device=device)
     start = torch.tensor([len(question.context) for question in part], device=device)
     return x, torch.arange(x.shape[1], device=device) >= start[:, None]

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from xdlm.data import Rows
 from xdlm.errors import UserError
-from xdlm.models import Denoiser, run_trunk
+from xdlm.models import Denoiser, head_stats, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     bound_ends,
@@ -46,7 +46,7 @@ from xdlm.objective import (
     step_kl_of_stats,
     stratified_times,
 )
-from xdlm.ops import Stream, row_stats, uniform
+from xdlm.ops import Stream, uniform
 from xdlm.ops.rows import Impl
 from xdlm.structs import Coefs, RowStats
 from xdlm.training.loss import next_token_nats
@@ -102,7 +102,7 @@ def likelihood(
     if total == 0 or (whole == 0 and rows.tail.size <= unpredicted):
         raise UserError("there is no text to evaluate")
     draws = draws if process is not None else 1
-    device = denoiser.head_weight.device
+    device = denoiser.device
     key = _seed_of_text(seed, rows)
     groups = _groups(len(rows), whole, use_tail, key)
     even = torch.cat([_even_times(key, group, draws) for group in groups])
@@ -119,8 +119,10 @@ def likelihood(
         if process is None:
             nats = next_token_nats(denoiser, x, impl=impl).sum(1, keepdim=True)
         else:
+            classes = rows.labels(index) if denoiser.n_classes else None
             nats = row_bounds(
                 denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device),
+                label=None if classes is None else torch.from_numpy(classes).to(device),
                 seed=key, impl=impl,
             )  # fmt: skip
         found[number] = nats.cpu()
@@ -153,13 +155,14 @@ def row_bounds(
     index: Tensor,
     even: Tensor,
     *,
+    label: Tensor | None = None,
     seed: int,
     impl: Impl = "auto",
 ) -> Tensor:
     """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of the
     bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
     draws + 2 forward passes."""
-    noised = Noised(denoiser, process, x, index, seed, impl=impl)
+    noised = Noised(denoiser, process, x, index, seed, label=label, impl=impl)
     inner = [noised.integrand(at, draw) for draw, at in enumerate(even.unbind(1))]
     return torch.stack(inner, 1) + noised.ends(0)[:, None]
 
@@ -177,6 +180,8 @@ class Noised:
     """[B], what decides a row's noise, together with the seed."""
     seed: int
     free: Tensor | None = None
+    label: Tensor | None = None
+    """[B], the rows' classes, where the model knows of any."""
     impl: Impl = "auto"
 
     def integrand(self, even: Tensor, draw: int) -> Tensor:
@@ -210,10 +215,10 @@ class Noised:
 
     def _stats(self, coefs: Coefs, t: Tensor, z: Tensor) -> RowStats:
         """Every row: evaluation never thins."""
-        hidden = run_trunk(self.denoiser, z, t.float())
-        return row_stats(
-            hidden, self.denoiser.head_weight, self.denoiser.head_bias, self.x, z,
-            row_log_c(self.process, coefs, self.x), mask_id=self.process.special_ids, impl=self.impl,
+        hidden = run_trunk(self.denoiser, z, t.float(), self.label)
+        return head_stats(
+            self.denoiser, hidden, self.x, z, row_log_c(self.process, coefs, self.x),
+            mask_id=self.process.special_ids, impl=self.impl,
         )  # fmt: skip
 
     def _total(self, nats: Tensor) -> Tensor:

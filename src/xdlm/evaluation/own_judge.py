@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xdlm.errors import UserError
 from xdlm.evaluation.scoring import OnText, Score, score_tokens
+from xdlm.tokens import TextTokenizer
 from xdlm.training.checkpoint import META, TOKENIZER, Checkpoint, latest_checkpoint
 from xdlm.training.loss import next_token_nats
 from xdlm.training.trained import bundled, find_checkpoint, read_trained
@@ -41,7 +42,10 @@ class OwnJudge:
                 f"{name} is no judge: it was trained under noise ({config.process.kind}), and a judge "
                 "predicts the next token; train one with process.kind autoregressive"
             )
-        self._denoiser, _, self._tokenizer, _ = read_trained(checkpoint)
+        self._denoiser, _, tokenizer, _ = read_trained(checkpoint)
+        if not isinstance(tokenizer, TextTokenizer):
+            raise UserError(f"{name} is no judge: it was trained on images")
+        self._tokenizer = tokenizer
         self._denoiser.to(device)
         self._denoiser.replayable = False  # texts come in all lengths, and each would be recorded
         self._device, self._context = device, config.data.length

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from xdlm import __version__
-from xdlm.evaluation.subject import Subject
+from xdlm.evaluation.subject import Loaded
 from xdlm.training.device import describe
 
 
-def provenance(model: Subject) -> dict[str, Any]:
+def provenance(model: Loaded) -> dict[str, Any]:
     """Versions, hardware, precision and the model's own configuration."""
-    weight = model.denoiser.head_weight
+    weight = next(model.denoiser.parameters())
     return {
         "xdlm": __version__,
         "commit": commit(),

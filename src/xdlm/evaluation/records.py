@@ -48,6 +48,8 @@ class EvalRecord:
     sampler: str | None = None
     temperature: float | None = None
     top_p: float | None = None
+    guidance: float | None = None
+    guidance_schedule: str | None = None
     judge: str | None = None
     judge_sha256: str | None = None
     details: dict[str, float] = field(default_factory=dict)

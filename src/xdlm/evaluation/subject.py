@@ -13,7 +13,7 @@ from xdlm.data import Rows
 from xdlm.evaluation.likelihood import Likelihood
 from xdlm.models import Denoiser
 from xdlm.sampling import Trajectory
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import TextTokenizer, Tokenizer
 
 #: Told what is done of what there is.
 OnProgress = Callable[[int, int], None]
@@ -43,26 +43,33 @@ class Written(Protocol):
     def trajectory(self) -> Trajectory | None: ...
 
 
-class Subject(Protocol):
-    """A model as `xdlm.load` gives it."""
+class Loaded(Protocol):
+    """A model of anything, as it was read back."""
 
     @property
     def denoiser(self) -> Denoiser: ...
 
     @property
-    def tokenizer(self) -> TextTokenizer: ...
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def config(self) -> RunConfig: ...
-
-    @property
-    def sampled_as(self) -> ProcessConfig | None: ...
 
     @property
     def weights(self) -> str: ...
 
     @property
     def step(self) -> int: ...
+
+
+class Subject(Loaded, Protocol):
+    """A model of text, as `xdlm.load` gives it."""
+
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    @property
+    def sampled_as(self) -> ProcessConfig | None: ...
 
     @property
     def length(self) -> int: ...

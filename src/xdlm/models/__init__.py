@@ -6,11 +6,13 @@ from typing import NamedTuple
 from xdlm.models.contract import BackboneConfig, Denoiser
 from xdlm.models.dit import PRESETS, DiT, DiTConfig
 from xdlm.models.graphed import run_trunk
+from xdlm.models.heads import drawing_head, head_stats
 from xdlm.models.llada import Llada, LladaConfig
 from xdlm.models.pretrained import Pretrained, PretrainedConfig
+from xdlm.models.unet import UNet, UNetConfig
 
 #: What describes a backbone; the choice is the recipe's (`model: {kind: ...}`).
-ModelConfig = DiTConfig | LladaConfig | PretrainedConfig
+ModelConfig = DiTConfig | LladaConfig | PretrainedConfig | UNetConfig
 
 
 class Backbone(NamedTuple):
@@ -25,6 +27,7 @@ BACKBONES: dict[str, Backbone] = {
     DiTConfig.kind: Backbone(DiTConfig, DiT),
     LladaConfig.kind: Backbone(LladaConfig, Llada),
     PretrainedConfig.kind: Backbone(PretrainedConfig, Pretrained),
+    UNetConfig.kind: Backbone(UNetConfig, UNet),
 }
 
 
@@ -42,6 +45,10 @@ __all__ = [
     "LladaConfig",
     "ModelConfig",
     "PretrainedConfig",
+    "UNet",
+    "UNetConfig",
     "build_denoiser",
+    "drawing_head",
+    "head_stats",
     "run_trunk",
 ]

@@ -1,7 +1,7 @@
-"""What a denoiser is: a trunk that reads noisy tokens, and a linear head kept apart from it.
+"""What a denoiser is: a trunk that reads noisy tokens, and a head kept apart from it.
 
 The split is what makes losses and samplers fast: both run the head on the rows they need, never on
-all of them, and losses fuse it with their sums over the vocabulary.
+all of them, and losses fuse a linear one with their sums over the vocabulary.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,6 +36,10 @@ class BackboneConfig:
         """The vocabulary that a backbone brings along; None where the tokenizer decides."""
         return None
 
+    def own_length(self) -> int | None:
+        """The number of tokens in a row, where a backbone takes no other; None where it takes any."""
+        return None
+
     def start(self) -> str | None:
         """Where the first weights come from, unless a recipe says otherwise; None for random ones."""
         return None
@@ -46,11 +51,15 @@ class Denoiser(nn.Module, ABC):
     #: Whether the trunk's launches may be recorded and replayed (`graphed.run_trunk`): only if it never
     #: waits for the GPU and does the same whatever the values of its inputs.
     replayable: bool = False
+    #: Whether `head` is `hidden @ head_weight.T + head_bias`. Any other is a function without weights.
+    linear_head: bool = True
     #: Whether the trunk may use kernels that were written for it, where they can run.
     kernels: bool = True
     #: Whether a position sees itself and those before it alone. Its prediction is then of the next token,
     #: and the times play no part.
     causal: bool = False
+    #: Classes that `label` may name; 0 for none.
+    n_classes: int = 0
     #: Whether `trunk` takes `padding` [B, L], true where there is no token and nobody must look.
     takes_padding: bool = False
 
@@ -67,14 +76,24 @@ class Denoiser(nn.Module, ABC):
         raise UserError("this backbone cannot be run on a part of a row: leave refresh out")
 
     @property
-    @abstractmethod
     def head_weight(self) -> Tensor:
-        """[V, D]"""
+        """[V, D], of a linear head"""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def head_bias(self) -> Tensor | None:
-        """[V] or None"""
+        """[V] or None, of a linear head"""
+        raise NotImplementedError
+
+    @property
+    def n_states(self) -> int:
+        """V, the number of logits."""
+        return len(self.head_weight)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
 
     def replay_state(self) -> list[Tensor]:
         """Every tensor that the trunk reads, beside its inputs."""

@@ -83,6 +83,7 @@ class DiT(Denoiser):
     def __init__(self, config: DiTConfig, vocab_size: int, *, causal: bool = False) -> None:
         super().__init__()
         self.config, self.causal = config, causal
+        self.n_classes = config.n_classes
         self.embed = nn.Embedding(vocab_size, config.width)
         bound = 1 / math.sqrt(config.width)
         nn.init.uniform_(self.embed.weight, -bound, bound)

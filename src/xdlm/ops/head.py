@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from xdlm.ops.blocks import Head, block_math, blocks
 from xdlm.ops.categorical import draw_and_weigh
-from xdlm.ops.rows import head_logits, resolve_impl
+from xdlm.ops.dense import Logits, block_elements
+from xdlm.ops.rows import forbid, head_logits, resolve_impl
+
+#: Temperature and the like: changes logits.
+Reshape = Callable[[Tensor], Tensor]
 
 
-class DrawingHead:
+class Guide(NamedTuple):
+    """What guidance leads away from, the same rows as the model sees them without a label:
+
+    log p = scale log p_with + (1 - scale) log p_without   (up to a constant)
+    """
+
+    hidden: Tensor
+    scale: float
+
+
+class RowDraws(ABC):
     """Draws from the predictions of hidden rows, so many at a time that logits stay bounded."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...]) -> None:
-        self.plain = Head(weight, bias, special, len(weight))
-        self.fused = resolve_impl("auto", weight.device, weight.dtype) == "fused"
-        self.math = block_math("fused" if self.fused else "chunked")
-        self.padded = self.math.prepare(self.plain)
+    def __init__(self, size: int, elements: int, special: tuple[int, ...]) -> None:
+        self.size, self.elements, self.special = size, elements, special
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of rows [R, d], whatever they are at special tokens."""
 
     def draw(
         self,
         hidden: Tensor,
         uniform: Tensor,
         z: Tensor,
-        reshape: Callable[[Tensor], Tensor] | None = None,
+        reshape: Reshape | None = None,
+        guide: Guide | None = None,
     ) -> tuple[Tensor, Tensor]:
         """For rows `hidden` [R, d]: a token from each prediction, and the probability of `z`. Where
         `uniform` is negative only the latter is asked for, and the token may be anything.
 
-        `reshape` (temperature and the like) is applied to the logits first.
+        A guide changes the logits first, then `reshape` does.
         """
         parts = [
-            self._draw(hidden[rows], uniform[rows], z[rows], reshape)
-            for rows in blocks(len(hidden), self.plain.size, self.math.elements)
-        ]
+            self._draw(
+                hidden[rows], uniform[rows], z[rows], reshape,
+                None if guide is None else guide._replace(hidden=guide.hidden[rows]),
+            )
+            for rows in blocks(len(hidden), self.size, self.elements)
+        ]  # fmt: skip
         if not parts:
             return z, z.double()
         drawn, p_z = zip(*parts, strict=True)
@@ -47,13 +68,58 @@ class DrawingHead:
         hidden: Tensor,
         uniform: Tensor,
         z: Tensor,
-        reshape: Callable[[Tensor], Tensor] | None,
+        reshape: Reshape | None,
+        guide: Guide | None,
     ) -> tuple[Tensor, Tensor]:
-        if self.fused and reshape is None:
-            from xdlm.ops.fused_draw import fused_draw_and_weigh
-
-            logits = self.math.logits(hidden, self.padded)
-            return fused_draw_and_weigh(logits, self.padded, uniform, z)
-        head = self.plain
-        logits = head_logits(hidden, head.weight, head.bias, head.special)
+        logits = self.logits(hidden)
+        if guide is not None:
+            logits = guided(logits, self.logits(guide.hidden), guide.scale)
+        logits = forbid(logits, self.special)
         return draw_and_weigh(logits if reshape is None else reshape(logits), uniform, z)
+
+
+class DrawingHead(RowDraws):
+    """A linear head: with kernels, where they can run and nothing is changed on the way."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...]) -> None:
+        self.plain = Head(weight, bias, special, len(weight))
+        self.fused = resolve_impl("auto", weight.device, weight.dtype) == "fused"
+        self.math = block_math("fused" if self.fused else "chunked")
+        self.padded = self.math.prepare(self.plain)
+        super().__init__(self.plain.size, self.math.elements, special)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return head_logits(hidden, self.plain.weight, self.plain.bias)
+
+    def _draw(
+        self,
+        hidden: Tensor,
+        uniform: Tensor,
+        z: Tensor,
+        reshape: Reshape | None,
+        guide: Guide | None,
+    ) -> tuple[Tensor, Tensor]:
+        if not self.fused or reshape is not None or guide is not None:
+            return super()._draw(hidden, uniform, z, reshape, guide)
+        from xdlm.ops.fused_draw import fused_draw_and_weigh
+
+        logits = self.math.logits(hidden, self.padded)
+        return fused_draw_and_weigh(logits, self.padded, uniform, z)
+
+
+class FunctionHead(RowDraws):
+    """A head that is any function of hidden states."""
+
+    def __init__(
+        self, logits: Logits, size: int, special: tuple[int, ...], device: torch.device
+    ) -> None:
+        super().__init__(size, block_elements(device), special)
+        self._logits = logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._logits(hidden)
+
+
+def guided(with_label: Tensor, without: Tensor, scale: float) -> Tensor:
+    """`scale log p_with + (1 - scale) log p_without`, from logits and up to a constant per row."""
+    return torch.lerp(without, with_label, scale)

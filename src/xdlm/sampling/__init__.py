@@ -3,6 +3,7 @@
 from xdlm.sampling.ancestral import SamplerConfig, sample, time_grid
 from xdlm.sampling.confidence import ConfidenceConfig, decode
 from xdlm.sampling.filters import Filter
+from xdlm.sampling.guidance import Guidance
 from xdlm.sampling.infill import parse_template
 from xdlm.sampling.result import Sample
 from xdlm.sampling.schedule import Block, plan_blocks
@@ -15,6 +16,7 @@ __all__ = [
     "Change",
     "ConfidenceConfig",
     "Filter",
+    "Guidance",
     "How",
     "Sample",
     "SamplerConfig",

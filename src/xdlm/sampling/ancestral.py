@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.models import Denoiser, run_trunk
+from xdlm.models import Denoiser, drawing_head, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, categorical, forbid, uniform
 from xdlm.ops.gather import PickedRows
-from xdlm.ops.head import DrawingHead
+from xdlm.ops.head import Guide, RowDraws, guided
 from xdlm.sampling.filters import Filter
+from xdlm.sampling.guidance import Guidance
 from xdlm.sampling.result import Sample, find_ends
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.trajectory import Trajectory
@@ -38,6 +39,8 @@ class SamplerConfig:
     """Number of reverse steps before the final denoise."""
     filter: Filter = field(default_factory=Filter)
     """Temperature and nucleus, applied to every prediction."""
+    guidance: Guidance = field(default_factory=Guidance)
+    """How far to be led away from what the model says without labels."""
     last: Last = "sample"
     """How the final denoise picks tokens."""
     impl: str = "thinned"
@@ -72,10 +75,11 @@ class _Run(NamedTuple):
 
     denoiser: Denoiser
     process: NoiseProcess
-    head: DrawingHead
+    head: RowDraws
     free: Tensor | None
     n_free: int
     label: Tensor | None
+    guidance: Guidance
 
 
 def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
@@ -121,7 +125,7 @@ def sample(
     looked for when all is done: no step knows where a text will end.
     """
     config = config if config is not None else SamplerConfig()
-    device = denoiser.head_weight.device
+    device = denoiser.device
     index = (torch.arange(batch) if index is None else index).to(device)[:, None]
     position = torch.arange(length, device=device)[None]
 
@@ -131,17 +135,17 @@ def sample(
     z = process.prior((batch, length), uniform=draw(Stream.PRIOR, 0))
     free = None
     if label is not None:
-        if label.shape != (batch,):
-            raise UserError(f"label must have shape ({batch},), got {tuple(label.shape)}")
-        label = label.to(device)
+        label = _checked_labels(label, batch, denoiser.n_classes).to(device)
+    elif config.guidance.scale != 1:
+        raise UserError("guidance is away from what the model says without labels: give labels")
     if frozen is not None or given is not None:
         if frozen is None or given is None or not given.shape == frozen.shape == z.shape:
             raise UserError(f"given and frozen go together, both of shape {tuple(z.shape)}")
         frozen, free = frozen.to(device), ~frozen.to(device)
         z = torch.where(frozen, given.to(device), z)
-    head = DrawingHead(denoiser.head_weight, denoiser.head_bias, process.special_ids)
+    head = drawing_head(denoiser, process.special_ids)
     n_free = length if free is None else int(free.sum(1).min())
-    run = _Run(denoiser, process, head, free, n_free, label)
+    run = _Run(denoiser, process, head, free, n_free, label, config.guidance)
     step_fn = STEPS[config.impl]
     frames, times = [z.to(torch.int32)], [1.0]
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
@@ -154,7 +158,7 @@ def sample(
         shape = replace(config.filter, temperature=0.0) if argmax else config.filter
         reshape = None if shape == Filter() else shape
         z, evaluated, rows = step_fn(run, leg, z, uniforms, reshape)
-        nfe += evaluated
+        nfe += evaluated * (1 if config.guidance.at(leg.t) == 1 else 2)
         head_rows += rows
         if record:
             frames.append(z.to(torch.int32))
@@ -168,6 +172,16 @@ def sample(
         path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
     ends = find_ends(z, torch.ones_like(z, dtype=torch.bool) if free is None else free, stop_ids)
     return Sample(z, nfe.cpu(), head_rows, path, ends.cpu())
+
+
+def _checked_labels(label: Tensor, batch: int, n_classes: int) -> Tensor:
+    if label.shape != (batch,):
+        raise UserError(f"label must have shape ({batch},), got {tuple(label.shape)}")
+    if not n_classes:
+        raise UserError("this model was built without classes")
+    if bool((label >= n_classes).any()):
+        raise UserError(f"labels must lie in 0..{n_classes - 1}, got {int(label.max())}")
+    return label
 
 
 def _thinned_step(
@@ -185,11 +199,15 @@ def _thinned_step(
         rows: tuple[Tensor, ...] = (nothing, nothing)
         z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
         return z, evaluated, 0
-    hidden = _hidden(run, leg, z, active)
+    scale = run.guidance.at(leg.t)
+    hidden, unlabelled = _hidden(run, leg, z, active, guided=scale != 1)
     order, n_rows = picked.order()
     flat = order if isinstance(active, slice) else active[order // length] * length + order % length
     wanted = torch.where(plan.from_model, uniforms.token, -1.0).flatten()[flat]
-    drawn, p_z = run.head.draw(hidden.flatten(0, 1)[order], wanted, z.flatten()[flat], reshape)
+    guide = None if unlabelled is None else Guide(unlabelled.flatten(0, 1)[order], scale)
+    drawn, p_z = run.head.draw(
+        hidden.flatten(0, 1)[order], wanted, z.flatten()[flat], reshape, guide
+    )
     flat, drawn, p_z = flat[:n_rows], drawn[:n_rows], p_z[:n_rows]
     rows = (flat // length, flat % length)
     noisy = is_noise(leg.at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
@@ -213,12 +231,23 @@ def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, 
     return mask, active
 
 
-def _hidden(run: _Run, leg: Leg, z: Tensor, active: Tensor | slice) -> Tensor:
+def _hidden(
+    run: _Run, leg: Leg, z: Tensor, active: Tensor | slice, *, guided: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Hidden states, and under guidance those without labels, from the same pass."""
     z, label = z[active], None if run.label is None else run.label[active]
+    if guided:
+        assert label is not None
+        z, label = torch.cat([z, z]), torch.cat([label, torch.full_like(label, -1)])
     t = torch.full(z.shape[:1], leg.t, device=z.device)
     if isinstance(active, slice):
-        return run_trunk(run.denoiser, z, t, label)
-    return run.denoiser.trunk(z, t, label)  # sizes that hardly repeat are not worth recording
+        hidden = run_trunk(run.denoiser, z, t, label)
+    else:  # sizes that hardly repeat are not worth recording
+        hidden = run.denoiser.trunk(z, t, label)
+    if not guided:
+        return hidden, None
+    labelled, unlabelled = hidden.chunk(2)
+    return labelled, unlabelled
 
 
 def _dense_step(
@@ -226,7 +255,10 @@ def _dense_step(
 ) -> tuple[Tensor, Tensor, int]:
     """The slow twin: every row through the head, the whole posterior in float64, one draw from it."""
     t = torch.full(z.shape[:1], leg.t, device=z.device)
-    logits = forbid(run.denoiser(z, t, run.label), run.process.special_ids)
+    logits, scale = run.denoiser(z, t, run.label), run.guidance.at(leg.t)
+    if scale != 1:
+        logits = guided(logits, run.denoiser(z, t), scale)
+    logits = forbid(logits, run.process.special_ids)
     logits = logits if reshape is None else reshape(logits)
     posterior = run.process.posterior_between(logits.double().softmax(-1), z, leg.at_s, leg.at_t)
     drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)

@@ -136,7 +136,7 @@ def decode(
         raise UserError("given and frozen go together, both of one shape [batch, length]")
     if mask_id in stop_ids:
         raise UserError("the mask cannot be a token that ends a text")
-    device = denoiser.head_weight.device
+    device = denoiser.device
     given, frozen = given.to(device), frozen.to(device)
     if config.guidance != 1 and not bool(frozen.any(1).all()):
         raise UserError("guidance is away from the text without its prompt, so it needs a prompt")

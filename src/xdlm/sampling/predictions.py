@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from xdlm.errors import UserError
 from xdlm.models import Denoiser
 from xdlm.ops import categorical, forbid, head_logits
 from xdlm.ops.blocks import blocks
@@ -71,6 +72,10 @@ class PredictingHead:
         guidance: float = 1.0,
         confidence: str = "token",
     ) -> None:
+        if not denoiser.linear_head:
+            raise UserError(
+                "confidence decoding is for models with a linear head; use the ancestral sampler"
+            )
         self.weight, self.bias = denoiser.head_weight, denoiser.head_bias
         self.special, self.reshape = special, reshape
         self.guidance, self.confidence = guidance, CONFIDENCES[confidence]

@@ -31,7 +31,7 @@ from torch import Tensor
 from xdlm.config import RunConfig, dump_config, parse_config
 from xdlm.errors import UserError
 from xdlm.files import atomic_folder, remove_folder, sha256_of
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import Tokenizer, read_tokenizer
 from xdlm.training.tensors import check_fit, layout_of_file, read_file, save_tensors
 
 FORMAT = 2
@@ -57,8 +57,8 @@ class Checkpoint:
         """What model.safetensors holds: "ema" or "raw"."""
         return str(self.meta["weights"])
 
-    def tokenizer(self) -> TextTokenizer:
-        return TextTokenizer.load(self.folder / TOKENIZER)
+    def tokenizer(self) -> Tokenizer:
+        return read_tokenizer(self.folder / TOKENIZER)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """All that MODEL, RAW or OPTIMIZER holds."""

@@ -20,7 +20,7 @@ from xdlm.errors import UserError
 from xdlm.files import atomic_folder
 from xdlm.models import Denoiser, LladaConfig, ModelConfig, PretrainedConfig
 from xdlm.models.pretrained import Pretrained
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import TextTokenizer, Tokenizer
 from xdlm.training.checkpoint import MODEL
 from xdlm.training.tensors import check_fit, fill, layout_of_file, read_file, save_tensors
 
@@ -44,7 +44,7 @@ class Source(Protocol):
     @property
     def weights(self) -> str: ...
 
-    def tokenizer(self) -> TextTokenizer: ...
+    def tokenizer(self) -> Tokenizer: ...
 
     def read_into(
         self, name: str, targets: Mapping[str, Tensor], *, whose: str = "its config.yaml"

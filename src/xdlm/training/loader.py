@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from xdlm.data import Ahead, Rows, ShuffledOrder
 from xdlm.structs import Batch
 
-#: Tokens of a micro-batch, and where they are given.
-_Part = tuple[Tensor, Tensor | None]
 #: Steps whose rows are read before they are needed.
 _STEPS_AHEAD = 2
+
+
+class _Part(NamedTuple):
+    """A micro-batch on the host: tokens, where they are given, and the rows' classes."""
+
+    tokens: Tensor
+    given: Tensor | None
+    label: Tensor | None
 
 
 class StepBatches(Protocol):
@@ -47,9 +54,12 @@ class Loader:
         share: slice,
         micro_batch: int,
         device: torch.device,
+        labelled: bool = False,
     ) -> None:
+        """`labelled`: the model wants to know the rows' classes."""
         self.rows, self.order = rows, ShuffledOrder(len(rows), seed)
         self.batch, self.share, self.micro_batch, self.device = batch, share, micro_batch, device
+        self.labelled = labelled
         self._read_ahead: Ahead[tuple[int, list[_Part]]] | None = None
 
     @contextmanager
@@ -64,11 +74,11 @@ class Loader:
         read, parts = self._read(step) if self._read_ahead is None else next(self._read_ahead)
         assert read == step, f"step {read} was read ahead, not {step}"
         first = step * self.batch + self.share.start
-        for left, (tokens, given) in zip(reversed(range(len(parts))), parts, strict=True):
-            index = torch.arange(first, first + len(tokens))
-            first += len(tokens)
-            there = None if given is None else self._moved(given)
-            yield Batch(self._moved(tokens), index, given=there), left == 0
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
+            index = torch.arange(first, first + len(part.tokens))
+            first += len(part.tokens)
+            given, label = (None if v is None else self._moved(v) for v in (part.given, part.label))
+            yield Batch(self._moved(part.tokens), index, label=label, given=given), left == 0
 
     def n_learned(self, step: int) -> int:
         """Tokens of a step's whole batch that are learned: what its loss is divided by."""
@@ -85,10 +95,14 @@ class Loader:
         parts = []
         for start in range(0, len(picked), self.micro_batch):
             rows = picked[start : start + self.micro_batch]
-            given = self.rows.given(rows)
-            there = None if given is None else torch.from_numpy(given)
-            parts.append((torch.from_numpy(self.rows.take(rows)), there))
+            label = self.rows.labels(rows) if self.labelled else None
+            tokens = torch.from_numpy(self.rows.take(rows))
+            parts.append(_Part(tokens, _tensor(self.rows.given(rows)), _tensor(label)))
         return step, parts
+
+
+def _tensor(array: NDArray[Any] | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array)
 
 
 class Held:

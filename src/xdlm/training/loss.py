@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xdlm.config import RunConfig
-from xdlm.models import Denoiser, run_trunk
+from xdlm.models import Denoiser, head_stats, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     WEIGHTINGS,
@@ -91,13 +91,16 @@ class DiffusionLoss:
         at_rows = coefs.index(rows // x.shape[1])
         x, z = x.flatten()[rows], z.flatten()[rows]
         scale = (high - low) * scale.flatten()[rows]
-        head_rows = HeadRows(
-            hidden if n_picked == len(hidden) else take_rows(hidden, rows),
-            denoiser.head_weight, denoiser.head_bias, x, z, row_log_c(self.process, at_rows, x),
-        )  # fmt: skip
-        if self.impl == "eager":
-            sums = self._by_autograd(at_rows, head_rows, scale)
+        hidden = hidden if n_picked == len(hidden) else take_rows(hidden, rows)
+        log_c = row_log_c(self.process, at_rows, x)
+        if self.impl == "eager" or not denoiser.linear_head:
+            stats = head_stats(
+                denoiser, hidden, x, z, log_c, mask_id=self.process.special_ids, impl=self.impl
+            )
+            sums = self._by_autograd(at_rows, stats, x, z, scale)
         else:
+            head = (denoiser.head_weight, denoiser.head_bias)
+            head_rows = HeadRows(hidden, *head, x, z, log_c)
             sums = self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows], scale)
         return sums._replace(rows=n_picked)
 
@@ -120,11 +123,13 @@ class DiffusionLoss:
         loss = row_loss(rows, both, mask_id=self.process.special_ids, impl=self.impl)
         return LossSums(loss, elbo)
 
-    def _by_autograd(self, coefs: Coefs, rows: HeadRows, scale: Tensor) -> LossSums:
-        """The slow twin: all logits at once, gradients by automatic differentiation."""
-        stats = row_stats(*rows, mask_id=self.process.special_ids, impl="eager")
-        losses = nelbo_of_stats(coefs, stats, rows.x, rows.z, self.weighting)
-        elbo = nelbo_of_stats(coefs, stats, rows.x, rows.z).detach()
+    def _by_autograd(
+        self, coefs: Coefs, stats: RowStats, x: Tensor, z: Tensor, scale: Tensor
+    ) -> LossSums:
+        """The slow twin, and the way of a head that is not linear: gradients by automatic
+        differentiation."""
+        losses = nelbo_of_stats(coefs, stats, x, z, self.weighting)
+        elbo = nelbo_of_stats(coefs, stats, x, z).detach()
         return LossSums((losses.double() * scale).sum(), (elbo.double() * scale).sum())
 
     def _drop_labels(self, label: Tensor | None, index: Tensor, seed: int) -> Tensor | None:

@@ -12,7 +12,7 @@ from xdlm.config import RunConfig
 from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser, PretrainedConfig, build_denoiser
 from xdlm.noise import NoiseProcess
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import Tokenizer
 from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import MODEL, RAW, Checkpoint, latest_checkpoint, open_checkpoint
 from xdlm.training.folders import Source, is_published, open_published
@@ -26,7 +26,7 @@ class Trained(NamedTuple):
 
     denoiser: Denoiser
     process: NoiseProcess | None
-    tokenizer: TextTokenizer
+    tokenizer: Tokenizer
     weights: str
 
 

@@ -22,7 +22,7 @@ from xdlm.errors import UserError
 from xdlm.files import check_writable
 from xdlm.models import build_denoiser
 from xdlm.ops.rows import fused_obstacle, resolve_impl
-from xdlm.tokens import TextTokenizer
+from xdlm.tokens import Tokenizer
 from xdlm.training.adapters import frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import (
     MODEL,
@@ -74,7 +74,7 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        tokenizer: TextTokenizer,
+        tokenizer: Tokenizer,
         rows: Rows,
         *,
         validate: Validate | None = None,
@@ -86,8 +86,7 @@ class Trainer:
                 f"the training text has {rows.n_tokens} tokens, fewer than one row of "
                 f"{config.data.length}; give more text or a smaller data.length"
             )
-        if config.model.n_classes:
-            raise UserError("model.n_classes needs data with labels, and text has none; remove it")
+        _check_classes(config.model.n_classes, rows.n_classes)
         self.config, self.tokenizer, self.rows = config, tokenizer, rows
         self.world = world if world is not None else World()
         self._share = self.world.share(config.train.batch)
@@ -111,6 +110,7 @@ class Trainer:
         self.loader: StepBatches = Loader(
             rows, seed=config.train.seed, batch=config.train.batch, share=self._share,
             micro_batch=config.train.micro_batch, device=self.device,
+            labelled=config.model.n_classes > 0,
         )  # fmt: skip
         self.meter = Meter(
             self.model, self.device, self.precision, batch=config.train.batch, length=rows.length,
@@ -236,6 +236,8 @@ class Trainer:
 
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where a GPU would have wanted them."""
+        if not self.model.linear_head:
+            return "dense"
         impl = resolve_impl(self.config.loss.impl, self.device)
         obstacle = fused_obstacle(self.device) if self.device.type == "cuda" else None
         return f"{impl} ({obstacle})" if obstacle else impl
@@ -369,6 +371,14 @@ class Trainer:
         checkpoint.read_into(MODEL, weights, whose="this recipe's model")
         for name, average in self.ema.average.items():
             average.copy_(trained[name].detach())
+
+
+def _check_classes(known: int, there: int) -> None:
+    """That the data has the classes that a model knows; one that knows none ignores them."""
+    if known and not there:
+        raise UserError("model.n_classes needs data with labels, and this has none; remove it")
+    if known and there > known:
+        raise UserError(f"labels go up to {there - 1}, but model.n_classes is {known}; raise it")
 
 
 def _mixed_seed(*numbers: int) -> int:

@@ -220,7 +220,7 @@ class _Dynamics:
         """The judges, and on their first use what they say of real text."""
         options, tokenizer = self._options, model.tokenizer
         if tokenizer.digest not in self._judges:
-            device = model.denoiser.head_weight.device
+            device = model.denoiser.device
             judges = [open_judge(name, tokenizer, device) for name in options.judge]
             self._judges[tokenizer.digest] = judges
             for source in self._data[:1]:

@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> None:
     model = opened(options.model, options)
     check_writes(model.config)
     model = model if options.k is None else model.mixed(options.k)
-    device = model.denoiser.head_weight.device
+    device = model.denoiser.device
     judges = [open_judge(name, model.tokenizer, device) for name in options.judge]
     source = own_text(model.config) if options.data is None else options.data
     rows = read_rows(model, source, options.length)

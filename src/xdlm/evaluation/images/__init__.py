@@ -1,0 +1,29 @@
+"""How good images are: features of the Inception network of 2015, and distances between sets of them."""
+
+from xdlm.evaluation.images.features import (
+    FeatureSet,
+    Gaussian,
+    Running,
+    features_of,
+    reference_features,
+)
+from xdlm.evaluation.images.inception import Inception, default_weights, load_inception
+from xdlm.evaluation.images.painting import Reference, measure, plan_painting
+from xdlm.evaluation.images.scores import fid, kid, precision_recall
+
+__all__ = [
+    "FeatureSet",
+    "Gaussian",
+    "Inception",
+    "Reference",
+    "Running",
+    "default_weights",
+    "features_of",
+    "fid",
+    "kid",
+    "load_inception",
+    "measure",
+    "plan_painting",
+    "precision_recall",
+    "reference_features",
+]

@@ -1,0 +1,170 @@
+"""Features of sets of images, and their mean and covariance, added up batch by batch in float64."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from xdlm.data import ImageRows
+from xdlm.errors import UserError
+from xdlm.files import write_atomic
+from xdlm.tokens import Pixels
+
+#: Raised when anything changes that the numbers in a file of statistics depend on.
+_FORMAT = 1
+#: Images that go through the network together.
+BATCH = 64
+#: Features of a set that are kept, for scores that compare images one by one.
+KEPT = 10_000
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Mean [d] and covariance [d, d] of n feature vectors, float64."""
+
+    n: int
+    mean: Tensor
+    covariance: Tensor
+
+
+class Running:
+    """Mean and covariance of vectors that come in batches: what is kept is their number n, their mean m and
+    the scatter M = sum (x - m)(x - m)'. Two parts join as (Chan et al. 1979)
+
+        M = M1 + M2 + (m2 - m1)(m2 - m1)' n1 n2/n
+
+    so that no large sums are subtracted from each other."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._mean = self._scatter = torch.zeros(())
+
+    def add(self, features: Tensor) -> None:
+        """A batch [b, d]."""
+        if len(features) == 0:
+            return
+        batch = features.double()
+        mean = batch.mean(0)
+        inner = batch - mean
+        scatter = inner.T @ inner
+        if self.n == 0:
+            self.n, self._mean, self._scatter = len(batch), mean, scatter
+            return
+        total = self.n + len(batch)
+        gap = mean - self._mean
+        self._scatter += scatter + torch.outer(gap, gap) * (self.n * len(batch) / total)
+        self._mean += gap * (len(batch) / total)
+        self.n = total
+
+    def gaussian(self) -> Gaussian:
+        if self.n < 2:
+            raise UserError(f"a covariance needs at least 2 images, got {self.n}")
+        return Gaussian(self.n, self._mean.clone(), self._scatter / (self.n - 1))
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """What scores need to know of a set of images: the law of all features, and some of them one by one
+    [k, d], float32."""
+
+    law: Gaussian
+    kept: Tensor
+
+
+@torch.no_grad()
+def features_of(
+    network: nn.Module,
+    batches: Iterable[NDArray[np.uint8]],
+    *,
+    kept: int = KEPT,
+    on_images: Callable[[int], None] | None = None,
+) -> FeatureSet:
+    """The features of images [b, side, side, 3], batch by batch; the first `kept` are kept."""
+    device = next(network.parameters()).device
+    running, some, n_kept = Running(), [], 0
+    for images in batches:
+        features = network(torch.from_numpy(np.ascontiguousarray(images)).to(device))
+        if not bool(features.isfinite().all()):
+            raise UserError("the features of some images are not finite")
+        running.add(features)
+        part = features[: kept - n_kept].float().cpu()
+        some.append(part)
+        n_kept += len(part)
+        if on_images is not None:
+            on_images(running.n)
+    law = running.gaussian()
+    on_host = Gaussian(law.n, law.mean.cpu(), law.covariance.cpu())
+    return FeatureSet(on_host, torch.cat(some))
+
+
+def reference_features(
+    network: nn.Module,
+    rows: ImageRows,
+    *,
+    cache: Path | None = None,
+    kept: int = KEPT,
+    batch: int = BATCH,
+    on_images: Callable[[int], None] | None = None,
+) -> FeatureSet:
+    """The features of a data set. With a `cache` folder they are read from there if the same images were
+    seen by the same weights before, and else written there. The file's name is a hash of both."""
+    key = reference_key(network, rows, kept)
+    file = None if cache is None else cache / f"features-{key[:16]}.safetensors"
+    if file is not None and file.is_file():
+        return read_features(file, key)
+    found = features_of(network, batches_of(rows, batch), kept=kept, on_images=on_images)
+    if file is not None:
+        write_features(file, found, key)
+    return found
+
+
+def batches_of(rows: ImageRows, batch: int = BATCH) -> Iterator[NDArray[np.uint8]]:
+    """All images of a data set, in their order."""
+    pixels = Pixels(rows.side)
+    for start in range(0, len(rows), batch):
+        yield pixels.decode(rows.take(range(start, min(start + batch, len(rows)))))
+
+
+def reference_key(network: nn.Module, rows: ImageRows, kept: int) -> str:
+    """Hash of all that decides the features: the images, the weights, how many are kept."""
+    what = f"{_FORMAT} {rows.digest} {digest_of(network)} {kept}"
+    return hashlib.sha256(what.encode()).hexdigest()
+
+
+def digest_of(network: nn.Module) -> str:
+    """Hash of a network's weights."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(network.state_dict().items()):
+        digest.update(name.encode() + parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_features(file: Path, features: FeatureSet, key: str) -> None:
+    law = features.law
+    tensors = {"mean": law.mean, "covariance": law.covariance, "kept": features.kept}
+    on_host = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomic(file, save(on_host, {"key": key, "n": str(law.n)}))
+
+
+def read_features(file: Path, key: str) -> FeatureSet:
+    """What `write_features` wrote under the same key."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            meta = opened.metadata() or {}
+            if meta.get("key") != key:
+                raise UserError(f"{file} holds features of other images or weights; delete it")
+            mean, covariance, kept = map(opened.get_tensor, ("mean", "covariance", "kept"))
+            return FeatureSet(Gaussian(int(meta["n"]), mean, covariance), kept)
+    except (SafetensorError, KeyError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is damaged ({error}); delete it") from error

@@ -1,0 +1,93 @@
+"""A model's images measured against a data set, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from xdlm.evaluation.images.features import FeatureSet, digest_of, features_of
+from xdlm.evaluation.images.scores import fid, kid, precision_recall
+from xdlm.evaluation.provenance import provenance
+from xdlm.evaluation.records import EvalRecord
+from xdlm.evaluation.subject import Loaded, Progress, unseen
+from xdlm.sampling import SamplerConfig
+
+#: What records call the network that the features are of.
+NETWORK = "inception-2015"
+
+
+class Drawn(Protocol):
+    """Images [b, side, side, 3] and the largest number of forward passes that one took."""
+
+    @property
+    def images(self) -> NDArray[np.uint8]: ...
+
+    @property
+    def nfe(self) -> int: ...
+
+
+class Reference(NamedTuple):
+    """The data set that images are compared with."""
+
+    source: str
+    digest: str
+    features: FeatureSet
+
+
+def plan_painting(
+    model: Loaded,
+    name: str,
+    network: nn.Module,
+    reference: Reference,
+    *,
+    n: int,
+    config: SamplerConfig,
+    seed: int,
+) -> EvalRecord:
+    """A record of everything but the outcome."""
+    return EvalRecord(
+        metric="", value=None, stderr=None, n=n, seed=seed, model=name, **provenance(model),
+        data=reference.source, data_sha256=reference.digest, length=model.config.data.length,
+        steps=config.steps, sampler="ancestral", temperature=config.filter.temperature,
+        top_p=config.filter.top_p, guidance=config.guidance.scale,
+        guidance_schedule=config.guidance.schedule, judge=NETWORK, judge_sha256=digest_of(network),
+    )  # fmt: skip
+
+
+def measure(
+    plan: EvalRecord,
+    network: nn.Module,
+    reference: Reference,
+    drawn: Iterator[Drawn],
+    *,
+    progress: Progress = unseen,
+) -> list[EvalRecord]:
+    """The distances of drawn images from the reference: FID over all images of both; KID, precision and
+    recall over those whose features are kept."""
+    most = 0
+
+    def images() -> Iterator[NDArray[np.uint8]]:
+        nonlocal most
+        for part in drawn:
+            most = max(most, part.nfe)
+            yield part.images
+
+    with progress(f"{plan.steps} steps") as show:
+        found = features_of(network, images(), on_images=lambda done: show(done, plan.n))
+    real = reference.features
+    kernel = kid(found.kept, real.kept, seed=plan.seed)
+    some = min(len(found.kept), len(real.kept))
+    shares = precision_recall(real.kept[:some], found.kept[:some])
+    about = {"reference_n": float(real.law.n), "kept": float(len(found.kept))}
+    plan = replace(plan, nfe=float(most), details=about)
+    return [
+        replace(plan, metric="fid", value=fid(real.law, found.law)),
+        replace(plan, metric="kid", value=kernel.value, stderr=kernel.stderr),
+        replace(plan, metric="precision", value=shares.precision),
+        replace(plan, metric="recall", value=shares.recall),
+    ]

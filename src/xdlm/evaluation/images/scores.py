@@ -1,0 +1,108 @@
+"""Distances between two sets of images, from their features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xdlm.errors import UserError
+from xdlm.evaluation.images.features import Gaussian
+
+#: Distances that are held at a time.
+_ELEMENTS = 1 << 24
+
+
+def fid(one: Gaussian, other: Gaussian) -> float:
+    """Fréchet distance of two normal laws (Heusel et al. 2017):
+
+        |m1 - m2|^2 + tr C1 + tr C2 - 2 tr (C1 C2)^(1/2)
+
+    The last trace is the sum of the singular values of C1^(1/2) C2^(1/2): both roots are of symmetric
+    matrices, and singular values are exact to rounding, where eigenvalues of C1 C2 near zero are not.
+    """
+    gap = (one.mean - other.mean).square().sum()
+    shared = torch.linalg.svdvals(_root(one.covariance) @ _root(other.covariance)).sum()
+    spread = one.covariance.trace() + other.covariance.trace() - 2 * shared
+    return float(gap + spread)
+
+
+def _root(covariance: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(covariance)
+    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+
+
+class Kid(NamedTuple):
+    """The mean over subsets, and its standard error."""
+
+    value: float
+    stderr: float
+
+
+def kid(one: Tensor, other: Tensor, *, subsets: int = 100, size: int = 1000, seed: int = 0) -> Kid:
+    """Kernel distance (Binkowski et al. 2018) of features [n, d] and [m, d]: the unbiased estimate of the
+    squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over random subsets. Where
+    a subset is all there is, there is one of them, and no error."""
+    size = min(size, len(one), len(other))
+    if size == len(one) == len(other):
+        subsets = min(subsets, 1)
+    if size < 2 or subsets < 1:
+        raise UserError(
+            f"KID needs at least 2 images on either side and 1 subset, got {size}, {subsets}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.stack([
+        _squared_mmd(*(
+            part[torch.randperm(len(part), generator=generator)[:size]].double()
+            for part in (one, other)
+        ))
+        for _ in range(subsets)
+    ])  # fmt: skip
+    stderr = float(values.std()) / math.sqrt(subsets) if subsets > 1 else math.nan
+    return Kid(float(values.mean()), stderr)
+
+
+def _squared_mmd(x: Tensor, y: Tensor) -> Tensor:
+    n = len(x)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    def off_diagonal(k: Tensor) -> Tensor:
+        return (k.sum() - k.diagonal().sum()) / (n * (n - 1))
+
+    return off_diagonal(kernel(x, x)) + off_diagonal(kernel(y, y)) - 2 * kernel(x, y).mean()
+
+
+class PrecisionRecall(NamedTuple):
+    """The share of generated images that look real, and of real ones that could have been generated."""
+
+    precision: float
+    recall: float
+
+
+def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) -> PrecisionRecall:
+    """Kynkaanniemi et al. 2019: a set of features reaches as far as balls around its points, each up to
+    its k-th nearest neighbour; what lies in one of them belongs to it."""
+    if min(len(real), len(generated)) <= neighbours:
+        raise UserError(f"precision and recall need more than {neighbours} images on either side")
+    return PrecisionRecall(
+        _share_inside(generated, real, neighbours), _share_inside(real, generated, neighbours)
+    )
+
+
+def _share_inside(points: Tensor, centres: Tensor, neighbours: int) -> float:
+    radii = torch.cat([
+        part.kthvalue(neighbours + 1, dim=1).values for part in _distances(centres, centres)
+    ])  # fmt: skip
+    inside = [(part <= radii).any(1) for part in _distances(points, centres)]
+    return float(torch.cat(inside).double().mean())
+
+
+def _distances(points: Tensor, centres: Tensor) -> Iterator[Tensor]:
+    """Some rows of all distances at a time; a point is at distance 0 from itself, exactly."""
+    for part in points.split(max(1, _ELEMENTS // len(centres))):
+        yield torch.cdist(part, centres, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,0 +1,137 @@
+"""The Python face of image models: load, sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from xdlm.config import RunConfig
+from xdlm.errors import UserError
+from xdlm.models import Denoiser
+from xdlm.noise import NoiseProcess
+from xdlm.sampling import SamplerConfig, Trajectory, sample
+from xdlm.sampling.writing import join_trajectories
+from xdlm.tokens import Pixels
+from xdlm.training.device import pick_device
+from xdlm.training.trained import find_model, read_trained
+
+MAX_IMAGES = 1_000_000
+#: Images that are sampled together.
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class ImageSample:
+    """Images [n, side, side, 3] in bytes and their classes [n], -1 for none. `nfe` is the largest number of
+    forward passes that an image took; `trajectory` holds every step, if it was asked for."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    nfe: int
+    trajectory: Trajectory | None
+
+
+@dataclass(frozen=True)
+class ImageModel:
+    """A denoiser of pixels with its noise process. `weights` says which ones it runs on."""
+
+    denoiser: Denoiser
+    process: NoiseProcess
+    tokenizer: Pixels
+    config: RunConfig
+    weights: str
+    step: int
+
+    def labels(self, n: int) -> list[int]:
+        """Classes in turn, so that all are as frequent as can be; -1 from a model that knows none."""
+        n_classes = self.denoiser.n_classes
+        return [i % n_classes if n_classes else -1 for i in range(n)]
+
+    def sample(
+        self,
+        n: int = 1,
+        *,
+        labels: Sequence[int] | None = None,
+        config: SamplerConfig | None = None,
+        seed: int = 0,
+        batch: int = BATCH,
+        trajectory: bool = False,
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> ImageSample:
+        """Draw `n` images, each a pure function of (seed, its number, its label). The labels are the
+        classes in turn, unless given; -1 stands for none."""
+        parts = list(
+            self.draws(
+                n, labels=labels, config=config, seed=seed, batch=batch, trajectory=trajectory,
+                on_step=on_step,
+            )
+        )  # fmt: skip
+        paths = [part.trajectory for part in parts if part.trajectory is not None]
+        return ImageSample(
+            np.concatenate([part.images for part in parts]),
+            np.concatenate([part.labels for part in parts]),
+            max(part.nfe for part in parts),
+            join_trajectories(paths) if paths else None,
+        )
+
+    def draws(
+        self,
+        n: int,
+        *,
+        labels: Sequence[int] | None = None,
+        config: SamplerConfig | None = None,
+        seed: int = 0,
+        batch: int = BATCH,
+        trajectory: bool = False,
+        on_step: Callable[[int, int], None] | None = None,
+    ) -> Iterator[ImageSample]:
+        """The same, batch by batch, for sets that are too large to hold."""
+        if not 1 <= n <= MAX_IMAGES or batch < 1:
+            raise UserError(
+                f"n must lie in 1..{MAX_IMAGES:,} and batch be at least 1, got {n}, {batch}"
+            )
+        classes = self.labels(n) if labels is None else list(labels)
+        if len(classes) != n:
+            raise UserError(f"got {len(classes)} labels for {n} images")
+        n_batches = -(-n // batch)
+        for number in range(n_batches):
+            index = torch.arange(number * batch, min((number + 1) * batch, n))
+            label = torch.tensor([classes[i] for i in index])
+
+            def show(step: int, steps: int, number: int = number) -> None:
+                if on_step is not None:
+                    on_step(number * steps + step, n_batches * steps)
+
+            drawn = sample(
+                self.denoiser, self.process, batch=len(index), length=self.tokenizer.length,
+                config=config, seed=seed, index=index, label=self._told(label), record=trajectory,
+                on_step=show,
+            )  # fmt: skip
+            images = self.tokenizer.decode(drawn.tokens.cpu().numpy())
+            yield ImageSample(images, label.numpy(), int(drawn.nfe.max()), drawn.trajectory)
+
+    def _told(self, label: Tensor) -> Tensor | None:
+        """A model without classes is told none; one that has them is told of a -1 too."""
+        return None if not self.denoiser.n_classes and bool((label < 0).all()) else label
+
+
+def load_image_model(
+    name: str | Path, *, device: str = "auto", weights: str = "ema", precision: str = "float32"
+) -> ImageModel:
+    """A model of pixels, from a checkpoint or a run folder."""
+    checkpoint = find_model(name)
+    trained = read_trained(
+        checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
+    )
+    if not isinstance(trained.tokenizer, Pixels) or trained.process is None:
+        raise UserError(f"{name} writes text, and this is about images")
+    return ImageModel(
+        trained.denoiser, trained.process, trained.tokenizer, checkpoint.config, trained.weights,
+        checkpoint.step,
+    )  # fmt: skip

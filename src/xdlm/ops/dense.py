@@ -1,0 +1,54 @@
+"""The statistics of rows under a head that is any function of hidden states, in plain torch.
+
+What a linear head has kernels for is done here with the function itself: a block of rows at a time, whose
+logits are computed again in the backward pass rather than kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from xdlm.ops.blocks import blocks
+from xdlm.ops.rows import stats_of_logits
+from xdlm.structs import RowStats
+
+#: Float32 logits [R, V] of hidden rows [R, d].
+Logits = Callable[[Tensor], Tensor]
+
+
+def dense_row_stats(
+    logits: Logits,
+    hidden: Tensor,
+    x: Tensor,
+    z: Tensor,
+    log_c: Tensor | None,
+    *,
+    size: int,
+    mask_id: int | Sequence[int] | None,
+) -> RowStats:
+    """`row_stats` of `logits(hidden)` over a vocabulary of `size` states, with gradients to `hidden`."""
+
+    def of(hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None) -> RowStats:
+        return stats_of_logits(logits(hidden), x, z, log_c, mask_id=mask_id)
+
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    flat = [None if each is None else each.reshape(-1) for each in (x, z, log_c)]
+    parts = []
+    for part in blocks(len(rows), size, block_elements(hidden.device)):
+        given = (rows[part], *(None if each is None else each[part] for each in flat))
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(of, *given, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(of(*given))  # type: ignore[arg-type]
+    if not parts:
+        parts.append(of(rows, *flat))  # type: ignore[arg-type]
+    return RowStats(*(torch.cat(field).view(x.shape) for field in zip(*parts, strict=True)))
+
+
+def block_elements(device: torch.device) -> int:
+    """Logits in a block: about a CPU's cache, or enough to keep a GPU busy."""
+    return 1 << (24 if device.type == "cuda" else 20)

@@ -1,0 +1,79 @@
+"""How images came about: states of a sampling run side by side, and what changed between them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xdlm.errors import UserError
+from xdlm.report.colours import LOOKS, MASK
+from xdlm.report.grid import image_grid
+from xdlm.sampling import Change, Trajectory
+from xdlm.tokens import Pixels
+
+#: What is drawn where the channels of a pixel did several things: the first of these.
+_FIRST = (Change.REMASK, Change.REFINE, Change.UNMASK)
+#: The grey of a mask.
+BLANK = int(MASK.colour[1:3], 16)
+
+
+def picked_frames(trajectory: Trajectory, n: int) -> Trajectory:
+    """About `n` states, evenly from the first to the last."""
+    if n < 2:
+        raise UserError(f"a strip needs at least 2 states, got {n}")
+    marks = np.linspace(0, trajectory.steps, min(n, trajectory.steps + 1)).round().astype(int)
+    times = tuple(trajectory.times[i] for i in marks)
+    return Trajectory(trajectory.frames[torch.from_numpy(marks)], times, trajectory.special_ids)
+
+
+def states(trajectory: Trajectory, pixels: Pixels, sample: int = 0) -> NDArray[np.uint8]:
+    """Every state of one image, [T+1, side, side, 3]; masks are grey."""
+    return pixels.decode(trajectory.frames[:, sample].numpy(), blank=BLANK)
+
+
+def change_maps(trajectory: Trajectory, pixels: Pixels, sample: int = 0) -> NDArray[np.uint8]:
+    """For every state of one image what its pixels did since the state before, in the paper's colours,
+    [T+1, side, side, 3]; white where nothing changed."""
+    code = trajectory.changes()[:, sample].numpy().reshape(-1, *pixels.shape)
+    maps = np.full((len(code) + 1, *pixels.shape), 255, dtype=np.uint8)
+    for change in reversed(_FIRST):
+        maps[1:][(code == change).any(-1)] = _rgb(LOOKS[change].colour)
+    return maps
+
+
+def strip(
+    trajectories: Sequence[Trajectory], pixels: Pixels, *, frames: int = 9, changes: bool = True
+) -> NDArray[np.uint8]:
+    """One row for the first image of each run, and one below it for what changed."""
+    rows = []
+    for trajectory in trajectories:
+        shown = picked_frames(trajectory, frames)
+        rows.append(states(shown, pixels))
+        if changes:
+            rows.append(change_maps(shown, pixels))
+    if len({len(row) for row in rows}) > 1:
+        raise UserError("a strip needs runs of one number of steps")
+    return image_grid(np.concatenate(rows), columns=len(rows[0]))
+
+
+def gif(pages: NDArray[np.uint8], *, milliseconds: int = 120, zoom: int = 1) -> bytes:
+    """Pages [T, h, w, 3] one after the other, for ever; the last stays a while."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UserError("pictures need pillow; install xdlm[image]") from error
+    images = [Image.fromarray(page.repeat(zoom, axis=0).repeat(zoom, axis=1)) for page in pages]
+    durations = [milliseconds] * (len(images) - 1) + [10 * milliseconds]
+    out = io.BytesIO()
+    images[0].save(
+        out, format="gif", save_all=True, append_images=images[1:], duration=durations, loop=0
+    )
+    return out.getvalue()
+
+
+def _rgb(colour: str) -> list[int]:
+    return list(bytes.fromhex(colour.removeprefix("#")))

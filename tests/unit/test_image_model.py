@@ -1,0 +1,208 @@
+"""Models of images from their checkpoints: samples, pictures, measures, recipes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_image_scores import Toy
+from test_images import as_grids, recipe, some_images
+from test_unet import SMALL
+
+from xdlm.api import tokenizer_of
+from xdlm.cli.main import main
+from xdlm.cli.measures import image as command
+from xdlm.cli.train import make_trainer
+from xdlm.config import load_config
+from xdlm.errors import UserError
+from xdlm.evaluation.records import read_records
+from xdlm.images import ImageModel, load_image_model
+from xdlm.models import UNetConfig
+from xdlm.report.colours import LOOKS
+from xdlm.report.grid import image_grid, png
+from xdlm.report.strip import BLANK, change_maps, picked_frames, states, strip
+from xdlm.sampling import Change, Guidance, SamplerConfig, Trajectory
+from xdlm.tokens import Pixels
+
+Image = pytest.importorskip("PIL.Image")
+RECIPES = Path(__file__).parents[2] / "recipes"
+UNET = "{kind: unet, side: 8, channels: 8, multipliers: 1-2, blocks: 1, attention: 4, n_classes: 3}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run of a few steps on small images."""
+    folder = tmp_path_factory.mktemp("images")
+    config = recipe(folder, UNET)
+    make_trainer(config, tokenizer_of(config.data)).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> ImageModel:
+    return load_image_model(folder / "run", device="cpu")
+
+
+def test_images_do_not_depend_on_the_batch(model: ImageModel) -> None:
+    config = SamplerConfig(steps=3)
+    whole = model.sample(5, config=config, seed=1, trajectory=True)
+    parts = model.sample(5, config=config, seed=1, batch=2)
+    assert whole.images.shape == (5, 8, 8, 3) and whole.images.dtype == np.uint8
+    assert whole.labels.tolist() == [0, 1, 2, 0, 1]
+    # A model's rounding may differ between batches, and then a draw may.
+    assert (whole.images == parts.images).mean() > 0.99
+    assert whole.trajectory is not None and whole.trajectory.frames.shape == (5, 5, 192)
+    assert not np.array_equal(whole.images, model.sample(5, config=config, seed=2).images)
+
+
+def test_labels_may_be_given_or_left_out(model: ImageModel) -> None:
+    config = SamplerConfig(steps=2)
+    assert model.sample(2, labels=[2, 2], config=config).labels.tolist() == [2, 2]
+    assert model.sample(2, labels=[-1, -1], config=config).labels.tolist() == [-1, -1]
+    guided = SamplerConfig(steps=2, guidance=Guidance(2.0))
+    assert model.sample(2, config=guided).nfe == 2 * model.sample(2, config=config).nfe
+    with pytest.raises(UserError, match=r"labels must lie in 0\.\.2, got 3"):
+        model.sample(1, labels=[3], config=config)
+    with pytest.raises(UserError, match="got 1 labels for 2 images"):
+        model.sample(2, labels=[0], config=config)
+
+
+def test_a_model_of_text_is_no_model_of_images() -> None:
+    with pytest.raises(UserError, match="writes text"):
+        load_image_model("pocket", device="cpu")
+
+
+def test_grids_hold_every_image_in_its_place() -> None:
+    images = some_images(5, 8)
+    page = image_grid(images, columns=3, gap=2)
+    assert page.shape == (18, 28, 3)
+    np.testing.assert_array_equal(page[10:18, 10:18], images[4])
+    assert (page[8:10] == 255).all() and (page[10:, 20:] == 255).all()
+    with Image.open(io.BytesIO(png(page, zoom=2))) as opened:
+        np.testing.assert_array_equal(np.asarray(opened)[::2, 1::2], page)
+    with pytest.raises(UserError, match="a grid needs images"):
+        image_grid(images[:0])
+
+
+def test_eval_image_writes_records_and_pictures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    network = Toy()
+    monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+    records, pictures = folder / "images.jsonl", folder / "pictures"
+    arguments = [
+        "eval", "image", "--model", str(folder / "run"), "--n", "12", "--steps", "2", "4",
+        "--guidance", "1", "2", "--device", "cpu", "--batch", "5", "--cache", str(folder / "cache"),
+    ]  # fmt: skip
+    main([*arguments, "--records", str(records), "--samples", str(pictures)])
+    found = read_records(records)
+    assert [r.metric for r in found[:4]] == ["fid", "kid", "precision", "recall"]
+    assert [(r.guidance, r.steps, r.nfe) for r in found[::4]] == [
+        (1.0, 2, 3.0), (1.0, 4, 5.0), (2.0, 2, 6.0), (2.0, 4, 10.0),
+    ]  # fmt: skip
+    one = found[0]
+    assert one.n == 12 and one.details["reference_n"] == 12 and one.judge == "inception-2015"
+    assert one.value is not None and one.value > 0 and one.data == str(folder / "some.png")
+    assert len(list(pictures.glob("*.png"))) == 4 and len(list((folder / "cache").iterdir())) == 1
+    assert "FID" in capsys.readouterr().out
+    calls = network.calls
+    main(arguments)
+    assert network.calls == 2 * calls - 1  # the data set's features were there already
+
+
+def test_bad_measures_get_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    cases = {
+        ("--n", "1"): "--n must lie in 4",
+        ("--guidance", "-1"): "guidance must lie in",
+        ("--schedule", "risin"): "did you mean 'rising'",
+        ("--model", "pocket"): "writes text",
+        ("--inception", str(folder / "absent.pt")): "no Inception weights at",
+    }
+    for flags, message in cases.items():
+        with pytest.raises(SystemExit) as stop:
+            main(["eval", "image", "--model", str(folder / "run"), "--device", "cpu", *flags])
+        complaint = capsys.readouterr().err
+        assert stop.value.code == 2 and message in complaint and complaint.count("\n") == 1
+
+
+def test_strips_show_states_and_changes() -> None:
+    pixels = Pixels(2)
+    start = torch.full((1, 12), 256)
+    middle, end = start.clone(), torch.zeros_like(start)
+    middle[0, :3] = 9  # the first pixel appears, and then changes; the second is masked again
+    last = end.clone()
+    last[0, 3:6] = 256
+    path = Trajectory(torch.stack([start, middle, end, last]), (1.0, 0.6, 0.3, 0.0), (256,))
+    shown = states(path, pixels)
+    assert shown.shape == (4, 2, 2, 3) and shown[0, 0, 0].tolist() == [BLANK] * 3
+    assert shown[1, 0, 0].tolist() == [9] * 3 and shown[3, 0, 1].tolist() == [BLANK] * 3
+    maps = change_maps(path, pixels)
+    green, blue, red = (list(bytes.fromhex(LOOKS[c].colour[1:])) for c in
+                        (Change.UNMASK, Change.REFINE, Change.REMASK))  # fmt: skip
+    assert maps[1, 0, 0].tolist() == green and maps[1, 1, 1].tolist() == [255] * 3
+    assert maps[2, 0, 0].tolist() == blue and maps[2, 1, 1].tolist() == green
+    assert maps[3, 0, 1].tolist() == red and (maps[0] == 255).all()
+    assert picked_frames(path, 3).steps == 2 and picked_frames(path, 3).times[::2] == (1.0, 0.0)
+    assert strip([path, path], pixels, frames=9).shape == (4 * 3 - 1, 4 * 3 - 1, 3)
+
+
+def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    run, out = str(folder / "run"), folder / "painted"
+    files = {name: str(out / name) for name in ("all.png", "strip.png", "film.gif")}
+    main(["paint", "--model", run, run, "--n", "4", "--steps", "3", "--guidance", "2", "--label", "1",
+          "--device", "cpu", "--columns", "2", "--zoom", "1", "--out", files["all.png"],
+          "--strip", files["strip.png"], "--gif", files["film.gif"]])  # fmt: skip
+    with Image.open(files["all.png"]) as picture:
+        assert picture.size == (17, 2 * 17 + 4)
+        page = np.asarray(picture)
+        np.testing.assert_array_equal(page[:17], page[-17:])
+    with Image.open(files["strip.png"]) as picture:
+        assert picture.size == (5 * 9 - 1, 4 * 9 - 1)
+    with Image.open(files["film.gif"]) as picture:
+        assert 2 < picture.n_frames <= 5  # equal ones in a row are one
+    assert "8 forward" in capsys.readouterr().err
+
+
+def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    for flags, message in {
+        ("--n", "0"): "n must lie in",
+        ("--label", "7"): "labels must lie in 0..2, got 7",
+        ("--frames", "1"): "--frames 2",
+        ("--steps", "0"): "at least 1 step",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            main(["paint", "--model", str(folder / "run"), "--device", "cpu", *flags])
+        complaint = capsys.readouterr().err
+        assert stop.value.code == 2 and message in complaint and complaint.count("\n") == 1
+
+
+def test_recipes_of_cifar10_differ_in_noise_alone() -> None:
+    found = {path.stem: load_config(path) for path in (RECIPES / "cifar10").glob("*.yaml")}
+    assert sorted(found) == ["gidd", "mdlm", "udlm", "xdlm-k0.001", "xdlm-k0.1", "xdlm-k0.5"]
+    one = found["mdlm"]
+    for method, config in found.items():
+        out = replace(config.train, out=one.train.out)
+        assert replace(config, process=one.process, train=out) == one
+        assert config.process.k == (float(method.partition("-k")[2]) if "-k" in method else None)
+    assert (one.optim.lr, one.optim.warmup, one.optim.ema, one.optim.weight_decay) == (
+        2e-4, 5000, 0.9999, 0.0,
+    )  # fmt: skip
+    assert (one.train.steps, one.train.batch) == (300_000, 512)
+    assert one.model == UNetConfig(n_classes=10) and SMALL.kind == one.model.kind
+
+
+def test_the_small_recipe_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_grids(tmp_path)
+    (tmp_path / "cifar10_test.webp").write_bytes((tmp_path / "cifar10_train_2.webp").read_bytes())
+    monkeypatch.setenv("XDLM_DATA", str(tmp_path))
+    config = load_config(RECIPES / "cpu-pixels.yaml")
+    train = replace(
+        config.train, out=str(tmp_path / "run"), steps=1, batch=2, eval_every=1, eval_rows=1
+    )
+    trainer = make_trainer(replace(config, train=train), tokenizer_of(config.data))
+    assert sum(p.numel() for p in trainer.model.parameters()) < 1e6
+    assert trainer.run() and torch.isfinite(trainer.model.out.weight).all()
