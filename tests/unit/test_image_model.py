@@ -164,7 +164,7 @@ def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> No
         assert picture.size == (5 * 9 - 1, 4 * 9 - 1)
     with Image.open(files["film.gif"]) as picture:
         assert 2 < picture.n_frames <= 5  # equal ones in a row are one
-    assert "8 forward" in capsys.readouterr().err
+    assert "8 forward passes" in " ".join(capsys.readouterr().err.split())
 
 
 def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:

@@ -224,6 +224,8 @@ def test_model_is_told_the_time_and_the_label() -> None:
     process, seen = Mixed(Vocab(N, 4), k=0.3), []
 
     class Recorder(Oracle):
+        n_classes = 10
+
         def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
             seen.append((len(z), t.tolist(), label.tolist()))
             return torch.zeros(*z.shape, N)
@@ -243,6 +245,8 @@ def test_labels_follow_the_sequences_that_are_evaluated() -> None:
     process, seen = Masked(Vocab(N, 4)), []
 
     class Recorder(Oracle):
+        n_classes = 10
+
         def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
             seen.append(tuple(label.tolist()))
             return torch.zeros(*z.shape, N)
