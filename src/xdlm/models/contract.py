@@ -78,12 +78,12 @@ class Denoiser(nn.Module, ABC):
     @property
     def head_weight(self) -> Tensor:
         """[V, D], of a linear head"""
-        raise NotImplementedError
+        raise UserError("this backbone has no linear head, and what was asked for needs one")
 
     @property
     def head_bias(self) -> Tensor | None:
         """[V] or None, of a linear head"""
-        raise NotImplementedError
+        raise UserError("this backbone has no linear head, and what was asked for needs one")
 
     @property
     def n_states(self) -> int:
