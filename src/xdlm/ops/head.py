@@ -120,6 +120,7 @@ class FunctionHead(RowDraws):
         return self._logits(hidden)
 
 
-def guided(with_label: Tensor, without: Tensor, scale: float) -> Tensor:
-    """`scale log p_with + (1 - scale) log p_without`, from logits and up to a constant per row."""
-    return torch.lerp(without, with_label, scale)
+def guided(with_it: Tensor, without: Tensor, scale: float) -> Tensor:
+    """Towards what a label or a prompt says: `scale log p_with + (1 - scale) log p_without`, from logits and
+    up to a constant per row."""
+    return torch.lerp(without, with_it, scale)

@@ -13,6 +13,7 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser
 from xdlm.ops import categorical, forbid, head_logits
 from xdlm.ops.blocks import blocks
+from xdlm.ops.head import guided
 from xdlm.sampling.filters import Filter
 
 
@@ -97,7 +98,7 @@ class PredictingHead:
         logits = head_logits(hidden[rows], self.weight, self.bias)
         if blind is not None:
             without = head_logits(blind[rows], self.weight, self.bias)
-            logits = torch.lerp(without, logits, self.guidance)
+            logits = guided(logits, without, self.guidance)
         return forbid(logits, self.special)
 
     def _predict(self, logits: Tensor, uniform: Tensor, present: Tensor) -> Prediction:
