@@ -121,6 +121,6 @@ class FunctionHead(RowDraws):
 
 
 def guided(with_it: Tensor, without: Tensor, scale: float) -> Tensor:
-    """Towards what a label or a prompt says: `scale log p_with + (1 - scale) log p_without`, from logits and
-    up to a constant per row."""
+    """Towards what a label or a prompt says: `scale log p_with + (1 - scale) log p_without`, from logits
+    and up to a constant per row."""
     return torch.lerp(without, with_it, scale)
