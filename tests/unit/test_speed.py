@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from xdlm import Vocab
-from xdlm.evaluation.plain import plain_loss, plain_sample
+from xdlm.evaluation.plain import plain_decode, plain_loss, plain_sample
 from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure
 from xdlm.models import PRESETS, DiT, DiTConfig
 from xdlm.noise import Mixed
 from xdlm.objective import nelbo
-from xdlm.sampling import SamplerConfig, sample
+from xdlm.sampling import ConfidenceConfig, Filter, SamplerConfig, decode, sample
 from xdlm.structs import Batch
 from xdlm.training.loss import DiffusionLoss
 
@@ -105,3 +105,22 @@ def setting() -> SpeedSetting:
         device=torch.device("cpu"), dtype=torch.float32, compiled=False, warmup=1, repeats=1,
         sample_repeats=1,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("k", [0.0, 0.3])
+def test_plain_decoding_is_the_same_where_nothing_is_drawn(k: float) -> None:
+    model = DiT(DiTConfig(depth=1, width=16, heads=2, cond_width=4, dropout=0.0), 31).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    process = Mixed(Vocab(31, 30), k=0.1)
+    prompt = torch.randint(0, 30, (3, 5))
+    given = torch.cat([prompt, prompt.new_zeros(3, 20)], 1)
+    frozen = (torch.arange(25) < 5).expand(3, -1)
+    config = ConfidenceConfig(steps=8, k=k, filter=Filter(temperature=0.0))
+    ours = decode(model, process, given=given, frozen=frozen, config=config).tokens
+    plain = plain_decode(
+        model, process, prompt=prompt, n_new=20, steps=8, k=k, temperature=0.0,
+        generator=torch.Generator(),
+    )  # fmt: skip
+    assert torch.equal(ours, plain)

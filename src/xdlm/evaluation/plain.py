@@ -13,6 +13,7 @@ from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.objective import elbo_weight
 from xdlm.ops import forbid
+from xdlm.sampling import plan_blocks
 from xdlm.sampling.ancestral import time_grid
 from xdlm.structs import align
 
@@ -54,4 +55,38 @@ def plain_sample(
         posterior = process.posterior_between(logits.softmax(-1), z, leg.at_s, leg.at_t)
         u = torch.rand(posterior.shape, generator=generator, device=z.device, dtype=torch.float64)
         z = (posterior.log() - torch.log(-torch.log(u))).argmax(-1)
+    return z
+
+
+@torch.no_grad()
+def plain_decode(
+    denoiser: Denoiser,
+    process: NoiseProcess,
+    *,
+    prompt: Tensor,
+    n_new: int,
+    steps: int,
+    k: float,
+    temperature: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Algorithm 1 in one block behind prompts [B, P]: in every step all logits of all positions, and
+    Gumbel noise on every one of them."""
+    special = process.special_ids
+    mask_id = special[0]
+    z = torch.cat([prompt, prompt.new_full((len(prompt), n_new), mask_id)], 1)
+    prompted = torch.arange(z.shape[1], device=z.device) < prompt.shape[1]
+    (plan,) = plan_blocks(n_new, steps=steps, k=k)
+    for fill, rewrite in zip(plan.topk_absorb, plan.topk_uniform, strict=True):
+        logits = forbid(denoiser(z, torch.zeros(len(z), device=z.device)), special)
+        probs = logits.double().softmax(-1)
+        u = torch.rand(logits.shape, generator=generator, device=z.device, dtype=torch.float64)
+        drawn = (logits.double() - temperature * torch.log(-torch.log(u))).argmax(-1)
+        sure, present = (probs.gather(-1, v[..., None])[..., 0] for v in (drawn, z))
+        masked = z == mask_id
+        doubted = ~masked & ~prompted & (drawn != z) & (sure >= present)
+        for n, where in ((fill, masked), (rewrite, doubted)):
+            best = torch.where(where, sure, -torch.inf).topk(n)
+            chosen = torch.zeros_like(where).scatter(1, best.indices, best.values > -torch.inf)
+            z = torch.where(chosen, drawn, z)
     return z
