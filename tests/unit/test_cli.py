@@ -80,8 +80,12 @@ def test_usage_lists_every_verb(capsys) -> None:
             ["sample", "--sampler", "confidence", "--steps", "2", "--block-length", "1"],
             "2 steps cannot fill",
         ),
-        (["sample", "--steps", "2", "--html", "."], "it is a folder"),
-        (["sample", "--steps", "2", "--html", ""], "it is a folder"),
+        (["sample", "--trajectory", "."], "'.' ends in none of them"),
+        (["sample", "--trajectory", "a.htm"], "did you mean 'html'"),
+        (["sample", "--steps", "2", "--trajectory", "here/a.svg"], "cannot write"),
+        (["view", "nowhere.json"], "cannot read nowhere.json"),
+        (["view", "here"], "is not JSON"),
+        (["view", "here", "--to", "a.png"], "ends in none of them"),
         (["eval", "ppl", "--batch", "0"], "--draws and --batch must be"),
         (["eval", "ppl", "--max-rows", "-3"], "--max-rows must be at least 1"),
         (["eval", "ppl", "--seed", "-1"], "--seed must lie in"),
@@ -154,7 +158,7 @@ def test_bad_recipe_and_bad_text(capsys, tmp_path, monkeypatch) -> None:
 def test_sample_writes_what_it_shows(capsys, tmp_path: Path) -> None:
     files = [tmp_path / "t.html", tmp_path / "t.json"]
     main(["sample", "--steps", "4", "--length", "12", "--seed", "3", "--n", "2", "--show",
-          "--html", str(files[0]), "--json", str(files[1])])  # fmt: skip
+          "--trajectory", str(files[0]), "--json", str(files[1])])  # fmt: skip
     shown = capsys.readouterr().out
     record = json.loads(files[1].read_text())
     assert len(record["text"]) == 2

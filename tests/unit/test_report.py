@@ -125,10 +125,12 @@ def test_page_holds_every_frame(path: Trajectory) -> None:
         assert torch.equal(ids[frame], path.frames[0, number])
         assert len(packed["steps"]) == path.steps
         for step, flat in enumerate(packed["steps"]):
-            position, token, kind = torch.tensor(flat, dtype=torch.int64).view(-1, 3).T
+            position, token, kind, prob = torch.tensor(flat, dtype=torch.int64).view(-1, 4).T
             frame[position] = token
             assert torch.equal(ids[frame], path.frames[step + 1, number])
             assert torch.equal(kind, changes[step, number, position].long())
+            known = path.probs[step, number, position].nan_to_num(-0.001)
+            assert torch.equal(prob, (1000 * known).round().long())
             # Nothing that changed is missing.
             assert len(position) == int((changes[step, number] > 0).sum())
 

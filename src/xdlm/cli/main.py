@@ -15,6 +15,7 @@ VERBS = {
     "demo": "see it all in about two minutes: samples, infilling, perplexity, training",
     "sample": "generate text, fill in templates, show or save trajectories",
     "paint": "generate images, show how they came about",
+    "view": "look at a recorded trajectory in the terminal, step by step",
     "chat": "write with a model in turns, and watch each answer come about",
     "train": "train a model from a recipe",
     "eval": "measure a model: perplexity, quality of its texts",

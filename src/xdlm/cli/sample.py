@@ -15,7 +15,6 @@ from xdlm.cli.progress import console, progress
 from xdlm.cli.record import write_json
 from xdlm.errors import UserError
 from xdlm.evaluation.provenance import provenance
-from xdlm.files import write_atomic
 from xdlm.sampling import How, configure
 
 _DESCRIPTION = """Generate text with a model; without options, with the bundled one.
@@ -28,7 +27,8 @@ examples:
   xdlm sample --prompt "It was a dark night, and"
   xdlm sample --template "The <mask:12> sat on the mat." --show
   xdlm sample --prompt "He said that" --sampler confidence --block-length 32 --new-tokens 64 --stop
-  xdlm sample --html trajectory.html
+  xdlm sample --n 4 --trajectory run.html
+  xdlm sample --trajectory run.json && xdlm view run.json
 """
 #: Settings that go into the JSON record, beside the sampler's own.
 _RECORDED = (
@@ -100,8 +100,9 @@ class Options:
     """auto, cpu or cuda."""
     show: bool = False
     """Show how the first text came about, step by step, in colour."""
-    html: str | None = None
-    """Write the trajectories as one self-contained page."""
+    trajectory: str | None = None
+    """Write every step: as a page that stands alone (.html), as data (.json, see `xdlm view`), or the first
+    text as a picture (.svg, .gif; a GIF needs pillow)."""
     json: str | None = None
     """Write texts, tokens and settings as JSON."""
 
@@ -114,20 +115,23 @@ def run(arguments: list[str]) -> None:
             "--template fixes prompt and length itself; leave --prompt, --length, --new-tokens and "
             "--stop out"
         )
+    if options.trajectory is not None:
+        from xdlm.report.exporting import check_format
+
+        check_format(Path(options.trajectory))
     model = load(
         options.model, device=options.device, weights=options.weights, precision=options.precision
     )
     model = model if options.k is None else model.mixed(options.k)
     result = _draw(model, options)
     # Files first: a bad path should not come after a screenful of text.
-    if options.html is not None and result.trajectory is not None:
-        from xdlm.report import trajectory_page
+    if options.trajectory is not None and result.trajectory is not None:
+        from xdlm.report.exporting import export
+        from xdlm.report.recording import Recording
 
-        page = trajectory_page(
-            result.trajectory, model.tokenizer, title="How the text came about",
-            details=_details(model, options, result),
-        )  # fmt: skip
-        write_atomic(Path(options.html), page)
+        details = _details(model, options, result)
+        recording = Recording.of(result.trajectory, model.tokenizer, details)
+        export(recording, Path(options.trajectory), title="How the text came about")
     if options.json is not None:
         record = {
             **provenance(model),
@@ -169,7 +173,7 @@ def _settings(model: Model, options: Options) -> dict[str, Any]:
 
 
 def _draw(model: Model, options: Options) -> TextSample:
-    record, how = options.show or options.html is not None, _how(options)
+    record, how = options.show or options.trajectory is not None, _how(options)
     with progress("sampling") as show:
         if options.template is not None:
             return model.infill(

@@ -9,16 +9,17 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from xdlm.report.colours import LOOKS, MASK
 from xdlm.report.pieces import visible
+from xdlm.report.recording import Speller
 from xdlm.sampling import Trajectory
-from xdlm.tokens import TextTokenizer
 
 
 def trajectory_page(
-    trajectory: Trajectory, tokenizer: TextTokenizer, *, title: str, details: Mapping[str, str]
+    trajectory: Trajectory, tokenizer: Speller, *, title: str, details: Mapping[str, str]
 ) -> str:
     """All samples of a run, step by step, with a slider; `details` goes into a small table.
 
@@ -38,15 +39,19 @@ def trajectory_page(
     )
 
 
-def page_data(trajectory: Trajectory, tokenizer: TextTokenizer) -> dict[str, Any]:
+def page_data(trajectory: Trajectory, tokenizer: Speller) -> dict[str, Any]:
     """What the script of the page draws.
 
     Most positions keep still in most steps, so a sample is its first frame and then, for each step,
-    a flat list of (position, token, kind of change). Tokens are numbered by `ids` and `pieces`,
-    which hold only those that the run visited.
+    a flat list of (position, token, kind of change, probability in per mille or -1). Tokens are
+    numbered by `ids` and `pieces`, which hold only those that the run visited.
     """
     ids, frames = trajectory.frames.cpu().unique(return_inverse=True)
     changes = trajectory.changes().cpu()
+    if trajectory.probs is None:
+        probs = torch.full(changes.shape, -1)
+    else:
+        probs = (1000 * trajectory.probs).round().nan_to_num(-1).int()
     return {
         "ids": ids.tolist(),
         "pieces": [visible(piece) for piece in tokenizer.pieces(ids.tolist())],
@@ -56,19 +61,20 @@ def page_data(trajectory: Trajectory, tokenizer: TextTokenizer) -> dict[str, Any
         "times": [round(time, 6) for time in trajectory.times],
         "kinds": {int(kind): look.name for kind, look in LOOKS.items()},
         "samples": [
-            _sample_data(frames[:, sample], changes[:, sample]) for sample in range(frames.shape[1])
+            _sample_data(frames[:, sample], changes[:, sample], probs[:, sample])
+            for sample in range(frames.shape[1])
         ],
     }
 
 
-def _sample_data(frames_TL: Tensor, changes_TL: Tensor) -> dict[str, Any]:
+def _sample_data(frames_TL: Tensor, changes_TL: Tensor, probs_TL: Tensor) -> dict[str, Any]:
     steps = []
-    for before, after, change in zip(frames_TL[:-1], frames_TL[1:], changes_TL, strict=True):
+    for before, after, change, prob in zip(
+        frames_TL[:-1], frames_TL[1:], changes_TL, probs_TL, strict=True
+    ):
         position = (before != after).nonzero().squeeze(-1)
-        triples = zip(
-            position.tolist(), after[position].tolist(), change[position].tolist(), strict=True
-        )
-        steps.append([number for triple in triples for number in triple])
+        facts = (position, after[position], change[position], prob[position])
+        steps.append(torch.stack([fact.long() for fact in facts], dim=1).flatten().tolist())
     return {"first": frames_TL[0].tolist(), "steps": steps}
 
 

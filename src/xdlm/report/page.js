@@ -21,11 +21,11 @@
     sample.steps.forEach((flat, index) => {
       const frame = frames[index].slice();
       const change = new Map();
-      for (let i = 0; i < flat.length; i += 3) {
-        const [position, token, kind] = flat.slice(i, i + 3);
+      for (let i = 0; i < flat.length; i += 4) {
+        const [position, token, kind, probability] = flat.slice(i, i + 4);
         frame[position] = token;
         change.set(position, kind);
-        history[position].push({ step: index + 1, token, kind });
+        history[position].push({ step: index + 1, token, kind, probability });
       }
       frames.push(frame);
       changes.push(change);
@@ -147,7 +147,9 @@
       const when = index === current ? "now" : index > current ? "later" : "";
       const masked = masks.has(event.token);
       const text = masked ? "[mask]" : `“${data.pieces[event.token]}”`;
-      row(`step ${event.step}`, text, when, kinds[event.kind]);
+      // The model's own probability of what it wrote; what came from the noise has none.
+      const sure = event.probability >= 0 ? `  ${(event.probability / 10).toFixed(1)} %` : "";
+      row(`step ${event.step}`, text + sure, when, kinds[event.kind]);
     });
     const left = events.length - start - HISTORY_ROWS;
     if (left > 0) row("…", `${left} later`);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -12,8 +13,8 @@ from rich.text import Text
 from xdlm.errors import UserError
 from xdlm.report.colours import LOOKS, MASK
 from xdlm.report.pieces import visible
+from xdlm.report.recording import Speller
 from xdlm.sampling import Change, Trajectory
-from xdlm.tokens import TextTokenizer
 
 MASK_BLOCK = "░"
 
@@ -31,7 +32,7 @@ def frame_text(trajectory: Trajectory, pieces: Sequence[str], frame: int, sample
     ids = trajectory.frames[frame, sample].tolist()
     text = Text(overflow="fold")
     for token_id, piece, change in zip(
-        ids, pieces, _changes_into(trajectory, frame, sample), strict=True
+        ids, pieces, changes_into(trajectory, frame, sample), strict=True
     ):
         masked = token_id in trajectory.special_ids
         plain = _MASK_STYLE if masked else Style.null()
@@ -40,18 +41,18 @@ def frame_text(trajectory: Trajectory, pieces: Sequence[str], frame: int, sample
 
 
 def trajectory_panel(
-    trajectory: Trajectory, tokenizer: TextTokenizer, sample: int = 0, n_frames: int = 6
+    trajectory: Trajectory, tokenizer: Speller, sample: int = 0, n_frames: int = 6
 ) -> RenderableType:
     """The first frame, the last, and evenly spaced ones between, with what their steps changed."""
     parts: list[RenderableType] = []
     for frame in _selection(trajectory.steps, n_frames):
         pieces = tokenizer.pieces(trajectory.frames[frame, sample].tolist())
         parts += [
-            _heading(trajectory, frame, sample),
+            heading(trajectory, frame, sample),
             frame_text(trajectory, pieces, frame, sample),
             Text(),
         ]
-    return Panel(Group(*parts[:-1]), title="from noise to text", subtitle=_legend(), padding=(1, 2))
+    return Panel(Group(*parts[:-1]), title="from noise to text", subtitle=legend(), padding=(1, 2))
 
 
 def _selection(steps: int, n_frames: int) -> list[int]:
@@ -63,31 +64,28 @@ def _selection(steps: int, n_frames: int) -> list[int]:
     return sorted({round(i * steps / (n_frames - 1)) for i in range(n_frames)})
 
 
-def _heading(trajectory: Trajectory, frame: int, sample: int) -> Text:
+def heading(trajectory: Trajectory, frame: int, sample: int) -> Text:
     time = f"t = {trajectory.times[frame]:.3f}"
     text = Text(f"step {frame}/{trajectory.steps}  {time}", style="bold")
-    changes = _changes_into(trajectory, frame, sample)
+    changes = changes_into(trajectory, frame, sample)
     for kind, look in LOOKS.items():
         if count := changes.count(kind):
             text.append(f"  {count} {look.name}", Style(color=look.colour, bold=False))
     return text
 
 
-def _legend() -> Text:
+def legend() -> Text:
     text = Text().append(f"{MASK_BLOCK} {MASK.name}", _MASK_STYLE)
     for kind, look in LOOKS.items():
         text.append("   ").append(f"■ {look.name}", _STYLES[kind])
     return text
 
 
-def _changes_into(trajectory: Trajectory, frame: int, sample: int) -> list[Change]:
+def changes_into(trajectory: Trajectory, frame: int, sample: int) -> list[Change]:
     """What each position did in the step that led to a frame."""
     if frame == 0:
         return [Change.NONE] * trajectory.frames.shape[-1]
     # One step of one sequence is all that is needed here, however long the run.
-    step = Trajectory(
-        trajectory.frames[frame - 1 : frame + 1, sample : sample + 1],
-        trajectory.times[frame - 1 : frame + 1],
-        trajectory.special_ids,
-    )
+    pair = trajectory.frames[frame - 1 : frame + 1, sample : sample + 1]
+    step = replace(trajectory.only(sample), frames=pair)
     return [Change(code) for code in step.changes()[0, 0].tolist()]

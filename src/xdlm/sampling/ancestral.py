@@ -26,7 +26,7 @@ from xdlm.sampling.guidance import Guidance
 from xdlm.sampling.result import Sample, find_ends
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.trajectory import Trajectory
-from xdlm.structs import Coefs
+from xdlm.structs import Coefs, is_special
 
 Last = Literal["sample", "argmax"]
 
@@ -80,6 +80,17 @@ class _Run(NamedTuple):
     n_free: int
     label: Tensor | None
     guidance: Guidance
+    record: bool
+
+
+class _Stepped(NamedTuple):
+    """Next state, which sequences went through the trunk, how many rows through the head, and if the run
+    is recorded what the model thinks of the tokens that it wrote: [B, L], elsewhere not a number."""
+
+    z: Tensor
+    evaluated: Tensor
+    head_rows: int
+    probs: Tensor | None
 
 
 def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
@@ -145,9 +156,10 @@ def sample(
         z = torch.where(frozen, given.to(device), z)
     head = drawing_head(denoiser, process.special_ids)
     n_free = length if free is None else int(free.sum(1).min())
-    run = _Run(denoiser, process, head, free, n_free, label, config.guidance)
+    run = _Run(denoiser, process, head, free, n_free, label, config.guidance, record)
     step_fn = STEPS[config.impl]
     frames, times = [z.to(torch.int32)], [1.0]
+    probs: list[Tensor] = []
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
     for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
         uniforms = StepUniforms(
@@ -157,10 +169,12 @@ def sample(
         argmax = leg.last and config.last == "argmax"
         shape = replace(config.filter, temperature=0.0) if argmax else config.filter
         reshape = None if shape == Filter() else shape
-        z, evaluated, rows = step_fn(run, leg, z, uniforms, reshape)
-        nfe += evaluated * (1 if config.guidance.at(leg.t) == 1 else 2)
-        head_rows += rows
-        if record:
+        stepped = step_fn(run, leg, z, uniforms, reshape)
+        z = stepped.z
+        nfe += stepped.evaluated * (1 if config.guidance.at(leg.t) == 1 else 2)
+        head_rows += stepped.head_rows
+        if stepped.probs is not None:
+            probs.append(stepped.probs)
             frames.append(z.to(torch.int32))
             times.append(leg.s)
         if on_frame is not None:
@@ -169,7 +183,9 @@ def sample(
             on_step(i + 1, config.steps + 1)
     path = None
     if record:
-        path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
+        path = Trajectory(
+            torch.stack(frames).cpu(), tuple(times), process.special_ids, torch.stack(probs).cpu()
+        )
     ends = find_ends(z, torch.ones_like(z, dtype=torch.bool) if free is None else free, stop_ids)
     return Sample(z, nfe.cpu(), head_rows, path, ends.cpu())
 
@@ -186,33 +202,44 @@ def _checked_labels(label: Tensor, batch: int, n_classes: int) -> Tensor:
 
 def _thinned_step(
     run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
-) -> tuple[Tensor, Tensor, int]:
-    """Next state, which sequences went through the trunk, and how many rows through the head."""
+) -> _Stepped:
+    """The model where it is needed, and nowhere else."""
     process, length = run.process, z.shape[1]
     plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, run.free)
     evaluated, active = _evaluated(run, leg, plan.needs_head)
     picked = PickedRows(plan.needs_head[active])
+    probs = _no_probs(z) if run.record else None
     if evaluated is None:
         evaluated = torch.ones_like(z[:, 0], dtype=torch.bool)
     elif not bool(evaluated.any()):
         nothing = torch.empty(0, dtype=torch.int64, device=z.device)
         rows: tuple[Tensor, ...] = (nothing, nothing)
         z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
-        return z, evaluated, 0
+        return _Stepped(z, evaluated, 0, probs)
     scale = run.guidance.at(leg.t)
     hidden, unlabelled = _hidden(run, leg, z, active, guided=scale != 1)
     order, n_rows = picked.order()
     flat = order if isinstance(active, slice) else active[order // length] * length + order % length
     wanted = torch.where(plan.from_model, uniforms.token, -1.0).flatten()[flat]
+    hidden = hidden.flatten(0, 1)[order]
     guide = None if unlabelled is None else Guide(unlabelled.flatten(0, 1)[order], scale)
-    drawn, p_z = run.head.draw(
-        hidden.flatten(0, 1)[order], wanted, z.flatten()[flat], reshape, guide
-    )
+    drawn, p_z = run.head.draw(hidden, wanted, z.flatten()[flat], reshape, guide)
+    p_drawn = None
+    if probs is not None:
+        no_draw = torch.full_like(wanted, -1.0)
+        p_drawn = run.head.draw(hidden, no_draw, drawn, None, guide)[1]
     flat, drawn, p_z = flat[:n_rows], drawn[:n_rows], p_z[:n_rows]
     rows = (flat // length, flat % length)
     noisy = is_noise(leg.at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
+    if probs is not None and p_drawn is not None:
+        written = noisy & plan.from_model[rows]
+        probs[rows] = torch.where(written, p_drawn[:n_rows].float(), torch.nan)
     z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, drawn)
-    return z, evaluated, n_rows
+    return _Stepped(z, evaluated, n_rows, probs)
+
+
+def _no_probs(z: Tensor) -> Tensor:
+    return torch.full(z.shape, torch.nan, dtype=torch.float32, device=z.device)
 
 
 def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
@@ -252,21 +279,29 @@ def _hidden(
 
 def _dense_step(
     run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
-) -> tuple[Tensor, Tensor, int]:
-    """The slow twin: every row through the head, the whole posterior in float64, one draw from it."""
+) -> _Stepped:
+    """The slow twin: every row through the head, the whole posterior in float64, one draw from it. Which of
+    its tokens came from the noise it does not know: it says what the model thinks of every one."""
     t = torch.full(z.shape[:1], leg.t, device=z.device)
     logits, scale = run.denoiser(z, t, run.label), run.guidance.at(leg.t)
     if scale != 1:
         logits = guided(logits, run.denoiser(z, t), scale)
     logits = forbid(logits, run.process.special_ids)
-    logits = logits if reshape is None else reshape(logits)
-    posterior = run.process.posterior_between(logits.double().softmax(-1), z, leg.at_s, leg.at_t)
+    reshaped = logits if reshape is None else reshape(logits)
+    posterior = run.process.posterior_between(reshaped.double().softmax(-1), z, leg.at_s, leg.at_t)
     drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
     after = drawn if run.free is None else torch.where(run.free, drawn, z)
-    return after, torch.ones(len(z), dtype=torch.bool, device=z.device), z.numel()
+    probs = None
+    if run.record:
+        p_after = logits.softmax(-1).gather(-1, after[..., None])[..., 0]
+        written = (after != z) & ~is_special(after, run.process.special_ids)
+        probs = torch.where(written, p_after, torch.nan)
+    everyone = torch.ones(len(z), dtype=torch.bool, device=z.device)
+    return _Stepped(after, everyone, z.numel(), probs)
 
 
-#: One step of a sampler, by name: next state, which sequences were evaluated, rows through the head.
-STEPS: dict[
-    str, Callable[[_Run, Leg, Tensor, StepUniforms, Filter | None], tuple[Tensor, Tensor, int]]
-] = {"thinned": _thinned_step, "dense": _dense_step}
+#: One step of a sampler, by name.
+STEPS: dict[str, Callable[[_Run, Leg, Tensor, StepUniforms, Filter | None], _Stepped]] = {
+    "thinned": _thinned_step,
+    "dense": _dense_step,
+}

@@ -160,6 +160,7 @@ def decode(
     z = torch.where(frozen, given, mask_id)
     rewrites = any(any(block.topk_uniform) for block in blocks)
     frames, times = [z.to(torch.int32)], [1.0]
+    probs: list[Tensor] = []
     ends = torch.full_like(z[:, 0], z.shape[1])
     n_steps = sum(len(block.topk_absorb) for block in blocks)
     for i, turn in enumerate(turns(blocks)):
@@ -168,6 +169,7 @@ def decode(
             z, ends = _stop(z, run.open, mask_id, stop_ids)
         if record:
             frames.append(z.to(torch.int32))
+            probs.append(run.probs)
             times.append(turn.after)
         if on_frame is not None:
             on_frame(z)
@@ -177,7 +179,9 @@ def decode(
             break
     path = None
     if record:
-        path = Trajectory(torch.stack(frames).cpu(), tuple(times), process.special_ids)
+        path = Trajectory(
+            torch.stack(frames).cpu(), tuple(times), process.special_ids, torch.stack(probs).cpu()
+        )
     return Sample(z, run.nfe.cpu(), run.head_rows, path, ends.cpu())
 
 
@@ -202,7 +206,9 @@ class _Run:
         self.head_rows = 0
 
     def step(self, i: int, turn: Turn, z: Tensor, active: Tensor) -> Tensor:
-        """The next state; rows that are not active, or have nothing to fill or rewrite, cost nothing."""
+        """The next state; rows that are not active, or have nothing to fill or rewrite, cost nothing.
+        `probs` [B, L] is then what the model thinks of the tokens that it wrote."""
+        self.probs = torch.full(z.shape, torch.nan, dtype=torch.float32, device=z.device)
         if turn.block is not self._block:
             self._enter(turn.block)
         span = self.span
@@ -237,6 +243,8 @@ class _Run:
         chosen = _surest(_placed(sure, flat, fillable), turn.fill)
         chosen |= _surest(_placed(better, flat, written), turn.rewrite)
         token = part.flatten().scatter(0, flat, found.token[:n_picked]).view_as(part)
+        p_token = self.probs[:, span].flatten().scatter(0, flat, found.p_token[:n_picked].float())
+        self.probs[:, span] = torch.where(chosen, p_token.view_as(part), torch.nan)
         after = z.clone()
         after[:, span] = torch.where(chosen, token, part)
         return after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -25,12 +25,15 @@ class Trajectory:
     """All states of a sampling run: `frames` [T+1, B, L], from pure noise to the sample.
 
     `times` [T+1] are the diffusion times of the frames. `special_ids` are the tokens that count as
-    masks.
+    masks. `probs` [T, B, L] is the probability that the model gave each token that a step wrote, before
+    temperature and nucleus; not a number where a step wrote none, or took it from the noise;
+    None where nobody noted it.
     """
 
     frames: Tensor
     times: tuple[float, ...]
     special_ids: tuple[int, ...]
+    probs: Tensor | None = None
 
     @property
     def steps(self) -> int:
@@ -55,4 +58,6 @@ class Trajectory:
 
     def only(self, sample: int) -> Trajectory:
         """The trajectory of one sequence of the batch."""
-        return Trajectory(self.frames[:, sample : sample + 1], self.times, self.special_ids)
+        here = slice(sample, sample + 1)
+        probs = None if self.probs is None else self.probs[:, here]
+        return replace(self, frames=self.frames[:, here], probs=probs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import nan
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
@@ -144,4 +145,10 @@ def join_trajectories(paths: Sequence[Trajectory]) -> Trajectory:
         torch.cat([path.frames, path.frames[-1:].expand(longest.steps - path.steps, -1, -1)])
         for path in paths
     ]
-    return replace(longest, frames=torch.cat(frames, dim=1))
+    probs = [
+        torch.nn.functional.pad(path.probs, (0, 0, 0, 0, 0, longest.steps - path.steps), value=nan)
+        for path in paths
+        if path.probs is not None
+    ]
+    assert len(probs) == len(paths), "samplers note the probabilities of what they record"
+    return replace(longest, frames=torch.cat(frames, dim=1), probs=torch.cat(probs, dim=1))

@@ -1,0 +1,61 @@
+"""`xdlm view`: look at a recorded trajectory in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+
+from xdlm.cli.options import parse, positional
+from xdlm.errors import UserError
+from xdlm.report import trajectory_panel
+from xdlm.report.exporting import check_format, export
+from xdlm.report.recording import read_recording
+from xdlm.report.viewer import scrub
+
+_DESCRIPTION = """Look at a trajectory that `xdlm sample --trajectory FILE.json` recorded.
+
+On a terminal the arrow keys lead back and forth through the steps, and up and down through the texts; space
+plays, q quits. Where input or output is no terminal, or with --frames, some frames are printed.
+
+examples:
+  xdlm view run.json
+  xdlm view run.json --sample 2 --frames 10
+  xdlm view run.json --to run.gif
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    file: Annotated[str, positional()]
+    """The recording, as JSON."""
+    sample: int = 1
+    """Which text, from 1."""
+    frames: int | None = None
+    """Print so many frames, evenly spaced, instead of waiting for keys."""
+    to: str | None = None
+    """Write it as .html, .svg, .gif or .json instead; pictures show the first text."""
+
+
+def run(arguments: list[str]) -> None:
+    options = parse(Options, arguments, prog="xdlm view", description=_DESCRIPTION)
+    if options.to is not None:
+        check_format(Path(options.to))
+    recording = read_recording(Path(options.file))
+    n = recording.trajectory.frames.shape[1]
+    if not 1 <= options.sample <= n:
+        raise UserError(f"--sample must lie in 1..{n}, got {options.sample}")
+    if options.to is not None:
+        export(recording, Path(options.to), title="How the text came about")
+        return
+    screen = Console()
+    if options.frames is None and screen.is_terminal and sys.stdin.isatty():
+        scrub(recording, screen, sample=options.sample - 1)
+        return
+    panel = trajectory_panel(
+        recording.trajectory, recording, options.sample - 1, options.frames or 6
+    )
+    screen.print(panel)
