@@ -33,13 +33,14 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["api"] = ALLOWED["images"] = set(ALLOWED) - {"__init__"}
 ALLOWED["report"] = set(ALLOWED)
 ALLOWED["__init__"] = {"errors", "structs", "api"}
+ALLOWED["serve"] = {*ALLOWED, "__init__"}
 ALLOWED["cli"] = {*ALLOWED, "__init__"}
 
 #: The mathematics knows nothing of these.
 FORBIDDEN_IN_MATH = {"transformers", "tokenizers", "yaml", "tyro", "rich", "torch.distributed"}
 #: Optional packages: imported inside functions only.
-LAZY = {"transformers", "triton", "lm_eval", "torch_fidelity", "wandb", "fastapi", "matplotlib",
-        "tokenizers", "tyro", "tensorboard", "datasets", "pyarrow", "peft", "PIL",
+LAZY = {"transformers", "triton", "lm_eval", "torch_fidelity", "wandb", "fastapi", "uvicorn", "pydantic",
+        "matplotlib", "tokenizers", "tyro", "tensorboard", "datasets", "pyarrow", "peft", "PIL",
         "huggingface_hub", "mauve", "sklearn", "gguf"}  # fmt: skip
 
 

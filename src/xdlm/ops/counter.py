@@ -34,20 +34,24 @@ class Stream(IntEnum):
     ORDER = 9
 
 
-def uniform(seed: int, stream: Stream, sample: Tensor, position: Tensor, step: int = 0) -> Tensor:
-    """Float64 numbers in [0, 1) with 53 random bits, at the broadcast of `sample` and `position`.
+def uniform(
+    seed: int, stream: Stream, sample: Tensor, position: Tensor, step: int | Tensor = 0
+) -> Tensor:
+    """Float64 numbers in [0, 1) with 53 random bits, at the broadcast of `sample` and `position`,
+    and of `step` if that is a tensor.
 
     `sample` and `position` are int64 indices below 2^56 and 2^32; they may live on any device.
     """
-    if sample.is_cuda and has_triton():
+    if sample.is_cuda and has_triton() and isinstance(step, int):
         from xdlm.ops.fused_counter import fused_uniform
 
         return fused_uniform(seed, int(stream), sample, position, step)
-    sample, position = torch.broadcast_tensors(sample, position)
+    steps = torch.as_tensor(step, dtype=torch.int64, device=sample.device)
+    sample, position, steps = torch.broadcast_tensors(sample, position, steps)
     counter = (
         position & _WORD,
         sample & _WORD,
-        torch.full_like(sample, step & _WORD),
+        steps & _WORD,
         ((sample >> 32) & 0xFFFFFF) | (int(stream) << 24),
     )
     key = (seed & _WORD, (seed >> 32) & _WORD)

@@ -136,13 +136,17 @@ class _Painter:
         if piece == MASK_BLOCK:  # the font has no block
             draw.rectangle((x + 1, y + 4, x + _SIZE - 3, y + _SIZE), fill=colour)
         else:
-            draw.text((x, y), piece, fill=colour, font=self.font)
+            draw.text((x, y), piece.replace("↵", "¶"), fill=colour, font=self.font)
 
     def _flow(self, pieces: Sequence[str]) -> Iterator[tuple[float, int]]:
         """Where each piece begins: x, and the number of its line."""
         x, line = float(_MARGIN), 0
         for piece in pieces:
-            width = float(_SIZE) if piece == MASK_BLOCK else self.font.getlength(piece)
+            width = (
+                float(_SIZE)
+                if piece == MASK_BLOCK
+                else self.font.getlength(piece.replace("↵", "¶"))
+            )
             if x + width > _WIDTH - _MARGIN and x > _MARGIN:
                 x, line = float(_MARGIN), line + 1
             yield x, line

@@ -166,7 +166,7 @@ def decode(
     for i, turn in enumerate(turns(blocks)):
         z = run.step(i, turn, z, ends == z.shape[1])
         if stop_ids and (turn.closes or not rewrites):
-            z, ends = _stop(z, run.open, mask_id, stop_ids)
+            z, ends = stop_rows(z, run.open, mask_id, stop_ids)
         if record:
             frames.append(z.to(torch.int32))
             probs.append(run.probs)
@@ -240,8 +240,8 @@ class _Run:
         doubted = (found.token != present) & (found.p_token >= found.p_present)
         better = torch.where(doubted, found.p_token, -torch.inf)
         flat = flat[:n_picked]  # those behind are there to make their number a round one
-        chosen = _surest(_placed(sure, flat, fillable), turn.fill)
-        chosen |= _surest(_placed(better, flat, written), turn.rewrite)
+        chosen = surest(_placed(sure, flat, fillable), turn.fill)
+        chosen |= surest(_placed(better, flat, written), turn.rewrite)
         token = part.flatten().scatter(0, flat, found.token[:n_picked]).view_as(part)
         p_token = self.probs[:, span].flatten().scatter(0, flat, found.p_token[:n_picked].float())
         self.probs[:, span] = torch.where(chosen, p_token.view_as(part), torch.nan)
@@ -283,14 +283,16 @@ def _placed(values: Tensor, flat: Tensor, where: Tensor) -> Tensor:
     return full.masked_fill_(~where, -torch.inf)
 
 
-def _surest(priority: Tensor, n: int) -> Tensor:
+def surest(priority: Tensor, n: int) -> Tensor:
     """The `n` highest of each row of `priority` [B, L], never one of -inf; of equals the first."""
     order = priority.argsort(dim=1, descending=True, stable=True)[:, :n]
     chosen = torch.zeros_like(priority, dtype=torch.bool).scatter_(1, order, True)
     return chosen & (priority != -torch.inf)
 
 
-def _stop(z: Tensor, open_: Tensor, mask_id: int, stop_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def stop_rows(
+    z: Tensor, open_: Tensor, mask_id: int, stop_ids: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """Rows that have written all up to a token that ends a text: where, and that token from there on."""
     unbroken = (open_ & (z == mask_id)).cumsum(1) == 0
     ends = find_ends(z, open_ & unbroken, stop_ids)

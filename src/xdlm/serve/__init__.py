@@ -1,0 +1,1 @@
+"""Requests to a model, answered together."""

@@ -1,0 +1,129 @@
+"""The model's answers to many rows at once, each the same to the last bit whatever the others are.
+
+A sum in floating point depends on its order, and the order on the shape of the tensors: so a row may come
+out otherwise in a batch of 3 than alone, and a token with it. Two rules keep that out. The head runs on
+blocks of one fixed number of rows. The trunk runs on batches of sizes that were tried out and found to give
+equal bits: on many CPUs all of them, elsewhere (a GPU) perhaps one, to which smaller batches are filled up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from xdlm.errors import UserError
+from xdlm.models import Denoiser, run_trunk
+from xdlm.noise import NoiseProcess
+from xdlm.sampling.predictions import Prediction
+from xdlm.sampling.writing import Config
+from xdlm.serve.rows import AncestralHead, Ask, PredictingHead, make_head
+
+#: Rows of a block that goes through the head. Fewer would be filled up, so it is small.
+HEAD_ROWS = 32
+#: Heads that are remembered; each is a few references.
+_MAX_HEADS = 256
+
+
+class Batcher:
+    """Answers asks of rows of any lengths; rows of one length go through the trunk together."""
+
+    def __init__(self, denoiser: Denoiser, process: NoiseProcess, *, max_batch: int = 16) -> None:
+        if max_batch < 1:
+            raise UserError(f"max_batch must be at least 1, got {max_batch}")
+        self.denoiser, self.process, self.max_batch = denoiser, process, max_batch
+        self.device = denoiser.head_weight.device
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._heads: dict[Config, AncestralHead | PredictingHead] = {}
+        #: Rows that went through the trunk, and those that filled up a batch.
+        self.rows_run = self.rows_filled_up = 0
+
+    @torch.no_grad()
+    def answer(self, asks: Sequence[Ask]) -> list[Prediction]:
+        """A prediction for each ask, in their order."""
+        hidden = self._hidden([(ask.z, ask.t) for ask in asks])
+        guided = [i for i, ask in enumerate(asks) if ask.blind is not None]
+        without = self._hidden([(asks[i].blind, asks[i].t) for i in guided])  # type: ignore[misc]
+        blind = dict(zip(guided, without, strict=True))
+        found: dict[int, Prediction] = {}
+        for config in dict.fromkeys(ask.head for ask in asks):
+            same = [i for i, ask in enumerate(asks) if ask.head == config]
+            rows = [(asks[i], hidden[i], blind.get(i)) for i in same]
+            found.update(zip(same, self._predict(config, rows), strict=True))
+        return [found[i] for i in range(len(asks))]
+
+    def sizes(self, length: int) -> tuple[int, ...]:
+        """Batch sizes that give rows of this length equal bits, the largest first."""
+        if length not in self._sizes:
+            self._sizes[length] = self._try_sizes(length)
+        return self._sizes[length]
+
+    def _hidden(self, rows: Sequence[tuple[Tensor, float]]) -> list[Tensor]:
+        """Hidden states [L, d] of rows with their times."""
+        found: dict[int, Tensor] = {}
+        for length in dict.fromkeys(len(z) for z, _ in rows):
+            same = [i for i, (z, _) in enumerate(rows) if len(z) == length]
+            sizes = self.sizes(length)
+            while same:
+                # The smallest batch that takes all that is left, or the largest there is.
+                size = min((s for s in sizes if s >= len(same)), default=sizes[0])
+                now, same = same[:size], same[size:]
+                padded = [now[min(lane, len(now) - 1)] for lane in range(size)]
+                z = torch.stack([rows[i][0] for i in padded])
+                t = torch.tensor([rows[i][1] for i in padded], device=self.device)
+                hidden = run_trunk(self.denoiser, z, t).clone()  # the next call may overwrite it
+                found.update(zip(now, hidden, strict=False))
+                self.rows_run += len(now)
+                self.rows_filled_up += size - len(now)
+        return [found[i] for i in range(len(rows))]
+
+    def _predict(
+        self, config: Config, rows: Sequence[tuple[Ask, Tensor, Tensor | None]]
+    ) -> list[Prediction]:
+        head = self._head(config)
+        hidden = torch.cat([h[ask.positions] for ask, h, _ in rows])
+        unseen = [b[ask.positions] for ask, _, b in rows if b is not None]
+        blind = torch.cat(unseen) if unseen else None
+        uniform = torch.cat([ask.uniform for ask, _, _ in rows])
+        present = torch.cat([ask.z[ask.positions] for ask, _, _ in rows])
+        parts = []
+        for start in range(0, len(hidden), HEAD_ROWS):
+            at = torch.arange(start, start + HEAD_ROWS, device=self.device)
+            at = at.clamp_max(len(hidden) - 1)
+            parts.append(
+                head(hidden[at], None if blind is None else blind[at], uniform[at], present[at])
+            )
+        whole = Prediction(*map(torch.cat, zip(*parts, strict=True)))
+        counts = [len(ask.positions) for ask, _, _ in rows]
+        split = [field[: sum(counts)].split(counts) for field in whole]
+        return [Prediction(*fields) for fields in zip(*split, strict=True)]
+
+    def _head(self, config: Config) -> AncestralHead | PredictingHead:
+        if config not in self._heads:
+            while len(self._heads) >= _MAX_HEADS:
+                del self._heads[next(iter(self._heads))]
+            self._heads[config] = make_head(self.denoiser, self.process, config)
+        return self._heads[config]
+
+    def _try_sizes(self, length: int) -> tuple[int, ...]:
+        """Sizes whose results agree with those of the largest, in whatever lane a row lies; if the
+        largest does not even agree with itself, rows go one by one."""
+        sizes = [self.max_batch]
+        while sizes[-1] > 1:
+            sizes.append((sizes[-1] + 1) // 2)
+        pick = torch.Generator().manual_seed(length)
+        shape = (self.max_batch, length)
+        z = torch.randint(self.process.vocab.size, shape, generator=pick).to(self.device)
+        t = torch.rand(self.max_batch, generator=pick).to(self.device)
+        expected = run_trunk(self.denoiser, z, t).clone()
+        order = torch.randperm(self.max_batch, generator=pick).to(self.device)
+        agreed = []
+        for size in sizes:
+            lanes = order[:size]
+            for some in (lanes, lanes.roll(1)):
+                if not torch.equal(run_trunk(self.denoiser, z[some], t[some]), expected[some]):
+                    break
+            else:
+                agreed.append(size)
+        return tuple(agreed) if self.max_batch in agreed else (1,)

@@ -1,0 +1,370 @@
+"""Requests that share a model: they join between two steps, and leave when they are finished.
+
+One thread owns the model. In every turn it lets each active row take one step (`rows`), all of them through
+the model together (`batching`). The same seed and settings give the same tokens whatever else is in the
+batch. Requests that find no room wait in a bounded queue; one that finds the queue full is refused, one
+whose time is over or whose client is gone is dropped before the next turn.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xdlm.errors import UserError
+from xdlm.models import Denoiser
+from xdlm.noise import NoiseProcess
+from xdlm.sampling import Trajectory
+from xdlm.sampling.predictions import Prediction
+from xdlm.sampling.writing import Config
+from xdlm.serve.batching import Batcher
+from xdlm.serve.rows import Ask, Row, make_row
+
+
+class Overloaded(Exception):
+    """The queue is full; `retry_after` is a guess, in seconds, when there will be room."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"too many requests are waiting; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Closed(Exception):
+    """The engine takes no new requests."""
+
+
+class Progress(NamedTuple):
+    """A row after a step: its number within the request, steps done and in all, its tokens [L] (the
+    engine's own: do not write to it), the diffusion time, and what the model thought of the tokens that
+    the step wrote (not a number elsewhere)."""
+
+    number: int
+    step: int
+    steps: int
+    z: Tensor
+    time: float
+    probs: Tensor
+
+
+class Written(NamedTuple):
+    """A finished row: its tokens [L], where the text ends in it (its length if nothing ended it), and the
+    forward passes that it went through."""
+
+    tokens: Tensor
+    end: int
+    nfe: int
+    trajectory: Trajectory | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """`n` rows with the holes (None) of `ids` filled, row i a pure function of (seed, i)."""
+
+    ids: Sequence[int | None]
+    config: Config
+    n: int = 1
+    seed: int = 0
+    stop_ids: Sequence[int] = ()
+    timeout: float | None = None
+    """Seconds from now; None waits as long as it takes."""
+    record: bool = False
+    """Keep the trajectories."""
+    on_step: Callable[[Progress], None] | None = None
+    """Called in the engine's thread after each step of each row: it must be quick. If it raises, the
+    request fails with that."""
+
+
+class Limits(NamedTuple):
+    """How many rows run side by side, and how many may wait for that."""
+
+    active: int = 16
+    waiting: int = 256
+
+
+class Ticket:
+    """A request that was accepted."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.began = time.monotonic()
+        self._future: Future[list[Written]] = Future()
+        self._found: dict[int, Written] = {}
+
+    def result(self, timeout: float | None = None) -> list[Written]:
+        """The rows, in order. Raises `TimeoutError` when the request's time (or this call's) is over,
+        `CancelledError` when it was cancelled, and whatever made it fail."""
+        return self._future.result(timeout)
+
+    def cancel(self) -> None:
+        """Nobody waits for this any more; it is gone before the next step."""
+        self._future.cancel()
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def on_done(self, call: Callable[[Ticket], None]) -> None:
+        """Called once, when there is a result or none will come."""
+        self._future.add_done_callback(lambda _: call(self))
+
+    def _expired(self, now: float) -> bool:
+        timeout = self.request.timeout
+        return timeout is not None and now - self.began >= timeout
+
+    def _fail(self, error: BaseException) -> bool:
+        """Whether that ended it: it may have been over already."""
+        if self._future.done() or not self._future.set_running_or_notify_cancel():
+            return False
+        self._future.set_exception(error)
+        return True
+
+    def _finish(self, number: int, written: Written) -> bool:
+        """Whether that ended it: all rows are there, and somebody still wants them."""
+        self._found[number] = written
+        if len(self._found) < self.request.n or self._future.done():
+            return False
+        if not self._future.set_running_or_notify_cancel():
+            return False
+        self._future.set_result([self._found[i] for i in range(self.request.n)])
+        return True
+
+
+@dataclass
+class _Seat:
+    """A row that waits or runs, and the states that it went through if they are wanted."""
+
+    ticket: Ticket
+    number: int
+    row: Row | None = None
+    began: float = 0.0
+    finished: bool = False
+    states: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
+
+    @property
+    def running(self) -> Row:
+        assert self.row is not None, "it was let in"
+        return self.row
+
+    def note(self) -> None:
+        row = self.running
+        if self.ticket.request.record:
+            self.states.append((row.z.to(torch.int32), row.probs, row.time))
+
+    def trajectory(self, special_ids: tuple[int, ...]) -> Trajectory | None:
+        if not self.states:
+            return None
+        frames, probs, times = zip(*self.states, strict=True)
+        return Trajectory(
+            torch.stack(frames)[:, None].cpu(), times, special_ids,
+            torch.stack(probs[1:])[:, None].cpu(),
+        )  # fmt: skip
+
+
+class Engine:
+    """Runs requests until it is closed. Use it as a context, or call `close`."""
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        process: NoiseProcess,
+        *,
+        limits: Limits | None = None,
+        max_batch: int = 16,
+    ) -> None:
+        self.limits = limits if limits is not None else Limits()
+        if min(self.limits) < 1:
+            raise UserError(f"an engine needs room for rows to run and to wait, got {self.limits}")
+        self.process, self.batcher = process, Batcher(denoiser, process, max_batch=max_batch)
+        #: What became of requests: accepted, refused, finished, cancelled, timed_out, failed; and turns.
+        self.counts: Counter[str] = Counter()
+        self._waiting: deque[_Seat] = deque()
+        self._active: list[_Seat] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._row_seconds = 1.0  # of a row from its first step to its last, lately
+        self._thread = threading.Thread(target=self._run, name="xdlm-engine", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close(drain=False)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active(self) -> int:
+        return sum(not seat.finished for seat in self._active)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken and answered."""
+        return self._thread.is_alive() and not self._closing
+
+    def submit(self, request: Request) -> Ticket:
+        """Put a request into the queue. Raises `Overloaded`, `Closed`, or `UserError` where the request
+        could not be answered whatever the load."""
+        self._check(request)
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise Closed("the engine is shutting down and takes no new requests")
+            if len(self._waiting) + request.n > self.limits.waiting:
+                self.counts["refused"] += 1
+                raise Overloaded(self._retry_after())
+            ticket = Ticket(request)
+            self._waiting.extend(_Seat(ticket, number) for number in range(request.n))
+            self.counts["accepted"] += 1
+            self._changed.notify_all()
+        return ticket
+
+    def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
+        """Take no new requests, finish (or with `drain=False` cancel) those there are, and stop. Whether
+        all was done within `timeout` seconds; what was not is cancelled."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if drain:
+            self._thread.join(timeout)
+        done = not self._thread.is_alive()
+        with self._changed:
+            for seat in (*self._waiting, *self._active):
+                seat.ticket.cancel()
+        self._thread.join()
+        return done
+
+    def _check(self, request: Request) -> None:
+        size, longest = self.process.vocab.size, self.limits.waiting
+        if not 1 <= request.n <= longest:
+            raise UserError(f"n must lie in 1..{longest}, got {request.n}")
+        if None not in request.ids:
+            raise UserError("there is no position to fill")
+        if not 0 <= request.seed < 1 << 63:
+            raise UserError(f"seed must lie in 0..2^63 - 1, got {request.seed}")
+        for token in (*request.ids, *request.stop_ids):
+            if token is not None and (not 0 <= token < size or token in self.process.special_ids):
+                raise UserError(f"{token} is no token of a text: they lie in 0..{size - 1}")
+        if request.timeout is not None and not request.timeout > 0:
+            raise UserError(f"timeout must be positive, got {request.timeout}")
+        self._make_row(request, 0)  # what is wrong with its settings shows here
+
+    def _make_row(self, request: Request, number: int) -> Row:
+        return make_row(
+            self.process, request.ids, request.config, seed=request.seed, index=number,
+            stop_ids=request.stop_ids, device=self.batcher.device,
+        )  # fmt: skip
+
+    def _retry_after(self) -> int:
+        rounds = len(self._waiting) / self.limits.active + 1
+        return max(1, math.ceil(rounds * self._row_seconds))
+
+    # -- in the engine's thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._admit():
+                self._turn()
+                self.counts["turns"] += 1
+        finally:
+            # Also where a bug ends the thread: nobody may wait for ever.
+            with self._changed:
+                self._closing = True
+                for seat in (*self._waiting, *self._active):
+                    seat.ticket._fail(Closed("the engine stopped"))
+                self._waiting.clear()
+                self._active.clear()
+
+    def _admit(self) -> bool:
+        """Let rows in, first come first served, once there is something to do; False at the end."""
+        with self._changed:
+            while not (self._waiting or self._active or self._closing):
+                self._changed.wait()
+            self._drop()
+            while self._waiting and len(self._active) < self.limits.active:
+                self._active.append(self._waiting.popleft())
+            return bool(self._active) or not self._closing
+
+    def _drop(self) -> None:
+        """Rows of requests that are over: cancelled, failed, or out of time."""
+        now = time.monotonic()
+        for ticket in {id(s.ticket): s.ticket for s in (*self._waiting, *self._active)}.values():
+            if ticket._expired(now):
+                late = TimeoutError(f"not finished within {ticket.request.timeout:g} s")
+                self.counts["timed_out"] += ticket._fail(late)
+            self.counts["cancelled"] += ticket._future.cancelled()
+        self._waiting = deque(seat for seat in self._waiting if not seat.ticket.done)
+        self._active = [seat for seat in self._active if not seat.ticket.done]
+
+    @torch.no_grad()
+    def _turn(self) -> None:
+        """One step of every active row; steps that need nothing of the model are taken on the way."""
+        asking: list[tuple[_Seat, Ask]] = []
+        for seat in self._active:
+            with self._blamed(seat):
+                ask = self._next_ask(seat)
+                if ask is not None:
+                    asking.append((seat, ask))
+        for seat, found in self._answers(asking):
+            with self._blamed(seat):
+                seat.running.tell(found)
+                self._stepped(seat)
+        self._active = [seat for seat in self._active if not seat.finished]
+
+    @contextmanager
+    def _blamed(self, seat: _Seat) -> Iterator[None]:
+        """Whatever goes wrong with a row is its request's misfortune, and nobody else's."""
+        try:
+            yield
+        except Exception as error:
+            self.counts["failed"] += seat.ticket._fail(error)
+
+    def _next_ask(self, seat: _Seat) -> Ask | None:
+        """What a row asks next; None if it was finished without."""
+        if seat.row is None:
+            seat.row, seat.began = (
+                self._make_row(seat.ticket.request, seat.number),
+                time.monotonic(),
+            )
+            seat.note()
+        while not seat.running.done:
+            ask = seat.running.ask()
+            if ask is not None:
+                return ask
+            self._stepped(seat)
+        return None
+
+    def _answers(self, asking: Sequence[tuple[_Seat, Ask]]) -> Iterator[tuple[_Seat, Prediction]]:
+        """All at once; where that fails, one by one, so that one row's trouble is not everybody's."""
+        if not asking:
+            return
+        seats, asks = zip(*asking, strict=True)
+        try:
+            yield from zip(seats, self.batcher.answer(asks), strict=True)
+        except Exception:
+            for seat, ask in asking:
+                with self._blamed(seat):
+                    yield seat, self.batcher.answer([ask])[0]
+
+    def _stepped(self, seat: _Seat) -> None:
+        """A row took a step: tell whoever watches, and hand it over if it was the last."""
+        row, request = seat.running, seat.ticket.request
+        seat.note()
+        if request.on_step is not None and not seat.ticket.done:
+            request.on_step(Progress(seat.number, row.step, row.steps, row.z, row.time, row.probs))
+        if row.done:
+            seat.finished = True
+            self._row_seconds += 0.1 * (time.monotonic() - seat.began - self._row_seconds)
+            written = Written(row.z, row.end, row.nfe, seat.trajectory(self.process.special_ids))
+            self.counts["finished"] += seat.ticket._finish(seat.number, written)
