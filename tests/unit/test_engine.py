@@ -299,3 +299,22 @@ def test_bad_requests_are_refused_at_once(pocket: Model, engine: Engine, args, s
     with pytest.raises(UserError, match=says):
         engine.submit(request(pocket, **args))
     assert engine.counts["accepted"] == 0
+
+
+def test_other_work_between_turns(pocket: Model, engine: Engine) -> None:
+    """It is done in the engine's thread while a request runs, and its errors are its own."""
+    ticket = engine.submit(request(pocket, steps=40))
+    assert engine.call(lambda: threading.current_thread().name).result(60) == "xdlm-engine"
+    with pytest.raises(ZeroDivisionError):
+        engine.call(lambda: 1 / 0).result(60)
+    assert len(ticket.result(60)) == 1
+
+
+def test_noise_of_ones_own(pocket: Model, engine: Engine) -> None:
+    """A request may undo other noise than the engine's, as `Model.mixed` does."""
+    other = pocket.mixed(0.9)
+    assert other.process is not None
+    config = configure({"steps": 6}, other.process)
+    asked = Request([None] * 12, config, seed=2, process=other.process)
+    expected = other.sample(1, length=12, steps=6, seed=2)
+    assert torch.equal(engine.submit(asked).result(60)[0].tokens, expected.tokens[0])

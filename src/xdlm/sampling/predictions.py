@@ -88,16 +88,21 @@ class PredictingHead:
         """`hidden` [R, d]; `blind` the same rows without the prompt, for guidance; `uniform` [R] to draw
         by; `present` [R] the tokens that stand there."""
         parts = [
-            self._predict(self._logits(hidden, blind, rows), uniform[rows], present[rows])
+            self._predict(
+                self.law(hidden[rows], None if blind is None else blind[rows]),
+                uniform[rows],
+                present[rows],
+            )
             for rows in blocks(len(hidden), len(self.weight), self.elements)
         ]
         return Prediction(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _logits(self, hidden: Tensor, blind: Tensor | None, rows: slice) -> Tensor:
-        """`log p = (1 + gamma) log p_seen - gamma log p_blind` up to a constant, scale = 1 + gamma."""
-        logits = head_logits(hidden[rows], self.weight, self.bias)
+    def law(self, hidden: Tensor, blind: Tensor | None) -> Tensor:
+        """Logits [R, V] before temperature and nucleus; under guidance
+        `log p = (1 + gamma) log p_seen - gamma log p_blind` up to a constant, scale = 1 + gamma."""
+        logits = head_logits(hidden, self.weight, self.bias)
         if blind is not None:
-            without = head_logits(blind[rows], self.weight, self.bias)
+            without = head_logits(blind, self.weight, self.bias)
             logits = guided(logits, without, self.guidance)
         return forbid(logits, self.special)
 

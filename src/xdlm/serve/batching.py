@@ -8,7 +8,7 @@ equal bits: on many CPUs all of them, elsewhere (a GPU) perhaps one, to which sm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.sampling.predictions import Prediction
-from xdlm.sampling.writing import Config
-from xdlm.serve.rows import AncestralHead, Ask, PredictingHead, make_head
+from xdlm.serve.rows import AncestralHead, Ask, HeadKey, PredictingHead, make_head
 
 #: Rows of a block that goes through the head. Fewer would be filled up, so it is small.
 HEAD_ROWS = 32
@@ -35,23 +34,23 @@ class Batcher:
         self.denoiser, self.process, self.max_batch = denoiser, process, max_batch
         self.device = denoiser.head_weight.device
         self._sizes: dict[int, tuple[int, ...]] = {}
-        self._heads: dict[Config, AncestralHead | PredictingHead] = {}
+        self._heads: dict[HeadKey, AncestralHead | PredictingHead] = {}
         #: Rows that went through the trunk, and those that filled up a batch.
         self.rows_run = self.rows_filled_up = 0
 
     @torch.no_grad()
-    def answer(self, asks: Sequence[Ask]) -> list[Prediction]:
-        """A prediction for each ask, in their order."""
+    def answer(self, asks: Sequence[Ask]) -> list[tuple[Prediction, Tensor | None]]:
+        """For each ask, in their order, a prediction and the whole laws that were asked for."""
         hidden = self._hidden([(ask.z, ask.t) for ask in asks])
         guided = [i for i, ask in enumerate(asks) if ask.blind is not None]
         without = self._hidden([(asks[i].blind, asks[i].t) for i in guided])  # type: ignore[misc]
         blind = dict(zip(guided, without, strict=True))
         found: dict[int, Prediction] = {}
-        for config in dict.fromkeys(ask.head for ask in asks):
-            same = [i for i, ask in enumerate(asks) if ask.head == config]
+        for key in dict.fromkeys(ask.head for ask in asks):
+            same = [i for i, ask in enumerate(asks) if ask.head == key]
             rows = [(asks[i], hidden[i], blind.get(i)) for i in same]
-            found.update(zip(same, self._predict(config, rows), strict=True))
-        return [found[i] for i in range(len(asks))]
+            found.update(zip(same, self._predict(key, rows), strict=True))
+        return [(found[i], self._law(ask, hidden[i], blind.get(i))) for i, ask in enumerate(asks)]
 
     def sizes(self, length: int) -> tuple[int, ...]:
         """Batch sizes that give rows of this length equal bits, the largest first."""
@@ -79,18 +78,16 @@ class Batcher:
         return [found[i] for i in range(len(rows))]
 
     def _predict(
-        self, config: Config, rows: Sequence[tuple[Ask, Tensor, Tensor | None]]
+        self, key: HeadKey, rows: Sequence[tuple[Ask, Tensor, Tensor | None]]
     ) -> list[Prediction]:
-        head = self._head(config)
+        head = self._head(key)
         hidden = torch.cat([h[ask.positions] for ask, h, _ in rows])
         unseen = [b[ask.positions] for ask, _, b in rows if b is not None]
         blind = torch.cat(unseen) if unseen else None
         uniform = torch.cat([ask.uniform for ask, _, _ in rows])
         present = torch.cat([ask.z[ask.positions] for ask, _, _ in rows])
         parts = []
-        for start in range(0, len(hidden), HEAD_ROWS):
-            at = torch.arange(start, start + HEAD_ROWS, device=self.device)
-            at = at.clamp_max(len(hidden) - 1)
+        for at in self._blocks(len(hidden)):
             parts.append(
                 head(hidden[at], None if blind is None else blind[at], uniform[at], present[at])
             )
@@ -99,12 +96,26 @@ class Batcher:
         split = [field[: sum(counts)].split(counts) for field in whole]
         return [Prediction(*fields) for fields in zip(*split, strict=True)]
 
-    def _head(self, config: Config) -> AncestralHead | PredictingHead:
-        if config not in self._heads:
+    def _law(self, ask: Ask, hidden: Tensor, blind: Tensor | None) -> Tensor | None:
+        if ask.law_at is None:
+            return None
+        head, parts = self._head(ask.head), []
+        for at in self._blocks(len(ask.law_at)):
+            rows = ask.law_at[at]
+            parts.append(head.law(hidden[rows], None if blind is None else blind[rows]))
+        return torch.cat(parts)[: len(ask.law_at)]
+
+    def _blocks(self, n: int) -> Iterator[Tensor]:
+        """Indices of so many rows, a fixed number at a time; the last block is filled up."""
+        for start in range(0, n, HEAD_ROWS):
+            yield torch.arange(start, start + HEAD_ROWS, device=self.device).clamp_max(n - 1)
+
+    def _head(self, key: HeadKey) -> AncestralHead | PredictingHead:
+        if key not in self._heads:
             while len(self._heads) >= _MAX_HEADS:
                 del self._heads[next(iter(self._heads))]
-            self._heads[config] = make_head(self.denoiser, self.process, config)
-        return self._heads[config]
+            self._heads[key] = make_head(self.denoiser, self.process, key)
+        return self._heads[key]
 
     def _try_sizes(self, length: int) -> tuple[int, ...]:
         """Sizes whose results agree with those of the largest, in whatever lane a row lies; if the

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,13 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import Trajectory
+from xdlm.sampling.constraints import Rules
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.writing import Config
 from xdlm.serve.batching import Batcher
 from xdlm.serve.rows import Ask, Row, make_row
+
+T = TypeVar("T")
 
 
 class Overloaded(Exception):
@@ -77,6 +80,10 @@ class Request:
     stop_ids: Sequence[int] = ()
     timeout: float | None = None
     """Seconds from now; None waits as long as it takes."""
+    process: NoiseProcess | None = None
+    """The noise to undo, over the engine's own vocabulary; None for the engine's own."""
+    rules: Rules = field(default_factory=Rules)
+    """What may be written."""
     record: bool = False
     """Keep the trajectories."""
     on_step: Callable[[Progress], None] | None = None
@@ -188,6 +195,7 @@ class Engine:
         #: What became of requests: accepted, refused, finished, cancelled, timed_out, failed; and turns.
         self.counts: Counter[str] = Counter()
         self._waiting: deque[_Seat] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._active: list[_Seat] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -230,6 +238,19 @@ class Engine:
             self._changed.notify_all()
         return ticket
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Something else to do with the model, in its thread between two turns: it should be short."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closing or not self._thread.is_alive():
+                raise Closed("the engine is shutting down and takes no new requests")
+            if len(self._calls) >= self.limits.waiting:
+                self.counts["refused"] += 1
+                raise Overloaded(self._retry_after())
+            self._calls.append((work, future))
+            self._changed.notify_all()
+        return future
+
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Take no new requests, finish (or with `drain=False` cancel) those there are, and stop. Whether
         all was done within `timeout` seconds; what was not is cancelled."""
@@ -242,6 +263,8 @@ class Engine:
         with self._changed:
             for seat in (*self._waiting, *self._active):
                 seat.ticket.cancel()
+            for _, future in self._calls:
+                future.cancel()
         self._thread.join()
         return done
 
@@ -253,7 +276,7 @@ class Engine:
             raise UserError("there is no position to fill")
         if not 0 <= request.seed < 1 << 63:
             raise UserError(f"seed must lie in 0..2^63 - 1, got {request.seed}")
-        for token in (*request.ids, *request.stop_ids):
+        for token in (*request.ids, *request.stop_ids, *request.rules.banned):
             if token is not None and (not 0 <= token < size or token in self.process.special_ids):
                 raise UserError(f"{token} is no token of a text: they lie in 0..{size - 1}")
         if request.timeout is not None and not request.timeout > 0:
@@ -261,9 +284,11 @@ class Engine:
         self._make_row(request, 0)  # what is wrong with its settings shows here
 
     def _make_row(self, request: Request, number: int) -> Row:
+        process = self.process if request.process is None else request.process
+        assert process.vocab == self.process.vocab
         return make_row(
-            self.process, request.ids, request.config, seed=request.seed, index=number,
-            stop_ids=request.stop_ids, device=self.batcher.device,
+            process, request.ids, request.config, seed=request.seed, index=number,
+            stop_ids=request.stop_ids, device=self.batcher.device, rules=request.rules,
         )  # fmt: skip
 
     def _retry_after(self) -> int:
@@ -275,6 +300,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._admit():
+                self._call_one()
                 self._turn()
                 self.counts["turns"] += 1
         finally:
@@ -283,18 +309,31 @@ class Engine:
                 self._closing = True
                 for seat in (*self._waiting, *self._active):
                     seat.ticket._fail(Closed("the engine stopped"))
+                for _, future in self._calls:
+                    future.cancel()
                 self._waiting.clear()
                 self._active.clear()
 
     def _admit(self) -> bool:
         """Let rows in, first come first served, once there is something to do; False at the end."""
         with self._changed:
-            while not (self._waiting or self._active or self._closing):
+            while not (self._waiting or self._active or self._calls or self._closing):
                 self._changed.wait()
             self._drop()
             while self._waiting and len(self._active) < self.limits.active:
                 self._active.append(self._waiting.popleft())
-            return bool(self._active) or not self._closing
+            return bool(self._active or self._calls) or not self._closing
+
+    def _call_one(self) -> None:
+        if not self._calls:
+            return
+        work, future = self._calls.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
 
     def _drop(self) -> None:
         """Rows of requests that are over: cancelled, failed, or out of time."""
@@ -318,7 +357,7 @@ class Engine:
                     asking.append((seat, ask))
         for seat, found in self._answers(asking):
             with self._blamed(seat):
-                seat.running.tell(found)
+                seat.running.tell(*found)
                 self._stepped(seat)
         self._active = [seat for seat in self._active if not seat.finished]
 
@@ -345,7 +384,9 @@ class Engine:
             self._stepped(seat)
         return None
 
-    def _answers(self, asking: Sequence[tuple[_Seat, Ask]]) -> Iterator[tuple[_Seat, Prediction]]:
+    def _answers(
+        self, asking: Sequence[tuple[_Seat, Ask]]
+    ) -> Iterator[tuple[_Seat, tuple[Prediction, Tensor | None]]]:
         """All at once; where that fails, one by one, so that one row's trouble is not everybody's."""
         if not asking:
             return

@@ -22,6 +22,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, draw_and_weigh, head_logits, uniform
 from xdlm.sampling.ancestral import Leg, SamplerConfig, time_grid
 from xdlm.sampling.confidence import ConfidenceConfig, Turn, stop_rows, surest, turns
+from xdlm.sampling.constraints import Rules
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.predictions import PredictingHead, Prediction
 from xdlm.sampling.result import find_ends
@@ -33,20 +34,25 @@ from xdlm.sampling.writing import Config
 _STEPS_AHEAD = 16
 
 
+class HeadKey(NamedTuple):
+    """What decides how a head looks at its rows: the sampler's settings, and tokens that are banned."""
+
+    config: Config
+    banned: tuple[int, ...]
+
+
 class Ask(NamedTuple):
     """What a row needs of the model: predictions at `positions` [R] of `z` [L] at time `t`, by the head of
-    its settings; `blind` [L] is the row without its prompt, for guidance. `uniform` [R] is to draw by."""
+    its settings; `blind` [L] is the row without its prompt, for guidance. `uniform` [R] is to draw by.
+    Where `law_at` [R'] is given, the whole predictions there are asked for too."""
 
     z: Tensor
     blind: Tensor | None
     t: float
     positions: Tensor
     uniform: Tensor
-    head: Config
-
-    @property
-    def passes(self) -> int:
-        return 1 if self.blind is None else 2
+    head: HeadKey
+    law_at: Tensor | None = None
 
 
 class Row(ABC):
@@ -70,8 +76,12 @@ class Row(ABC):
         index: int,
         stop_ids: Sequence[int],
         device: torch.device,
+        rules: Rules,
     ) -> None:
-        self.process, self.stop_ids = process, tuple(stop_ids)
+        self.process, self.stop_ids, self.rules = process, tuple(stop_ids), rules
+        self.constrained = torch.zeros(len(ids), dtype=torch.bool, device=device)
+        self.constrained[rules.positions] = True
+        self._check_rules(ids)
         self.given = torch.tensor([0 if i is None else i for i in ids], device=device)
         self.open = torch.tensor([i is None for i in ids], device=device)
         self.end = len(ids)
@@ -87,8 +97,60 @@ class Row(ABC):
         """What the next step needs of the model. None where it needs nothing: it is then done."""
 
     @abstractmethod
-    def tell(self, found: Prediction) -> None:
-        """Take the step that was asked for."""
+    def tell(self, found: Prediction, law: Tensor | None = None) -> None:
+        """Take the step that was asked for; `law` [R', V] are the logits where they were asked for."""
+
+    def _check_rules(self, ids: Sequence[int | None]) -> None:
+        known = {*self.process.special_ids, *self.rules.banned}
+        if len(known) >= self.process.vocab.size:
+            raise UserError("every token is banned: none is left to write")
+        if self.rules.blanks and self.stop_ids:
+            raise UserError(
+                "a text with patterns has its length: leave out what would end it sooner"
+            )
+        if any(ids[position] is not None for position in self.rules.positions):
+            raise UserError("a pattern is for positions that are to be filled")
+
+    def _widened(self, needed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Positions to ask about, and those whose whole law is wanted: if a token of a constrained blank
+        is needed, all of them are, since they are drawn together."""
+        if not bool((needed & self.constrained).any()):
+            return needed.nonzero()[:, 0], None
+        law_at = torch.tensor(self.rules.positions, device=needed.device)
+        return (needed | self.constrained).nonzero()[:, 0], law_at
+
+    def _impose(
+        self, found: Prediction, positions: Tensor, law: Tensor, reshape: Filter, numbers: Tensor
+    ) -> Prediction:
+        """The prediction with the tokens of constrained blanks drawn together; where such a token is the
+        present one, that is certain to be clean text, and where not, to be noise."""
+        temperature = reshape.temperature or 1.0
+        probs = law.double().softmax(-1)
+        weights = (law.double() / temperature).softmax(-1)
+        # What the model all but rules out must stay possible, or a pattern could not be honoured.
+        weights = torch.where(law > -torch.inf, weights.clamp_min(1e-30), 0.0)
+        start = 0
+        for blank in self.rules.blanks:
+            span = slice(start, start + len(blank.positions))
+            start = span.stop
+            where = torch.tensor(blank.positions, device=law.device)
+            present = self.z[where]
+            clean = self._clean(present, weights[span])
+            tokens = blank.automaton.draw(clean.cpu(), numbers[where].cpu(), reshape).to(where)
+            p_token = probs[span].gather(1, tokens[:, None])[:, 0]
+            at = torch.searchsorted(positions, where)
+            found = Prediction(
+                found.token.index_put((at,), tokens),
+                found.p_token.index_put((at,), p_token),
+                found.p_present.index_put((at,), (tokens == present).double()),
+                found.sure.index_put((at,), p_token),
+            )
+        return found
+
+    @abstractmethod
+    def _clean(self, present: Tensor, weights: Tensor) -> Tensor:
+        """What clean tokens are likely at n positions, given the present ones [n] and the model's weights
+        [n, V]."""
 
     def _stepped(self, z: Tensor, time: float, positions: Tensor, probs: Tensor) -> None:
         self.probs = torch.full(z.shape, torch.nan, device=z.device)
@@ -119,7 +181,7 @@ class AncestralRow(Row):
         self.plan = plan_step(
             self.process, leg.at_s, leg.at_t, z, self.uniforms.branch, self.open[None]
         )
-        positions = self.plan.needs_head[0].nonzero()[:, 0]
+        positions, law_at = self._widened(self.plan.needs_head[0])
         if not len(positions):
             nothing = positions.double()
             self._apply(leg, positions, positions.bool(), positions, nothing)
@@ -127,10 +189,17 @@ class AncestralRow(Row):
         head = self.config
         if leg.last and head.last == "argmax":
             head = replace(head, filter=replace(head.filter, temperature=0.0))
-        return Ask(self.z, None, leg.t, positions, self.uniforms.token[0, positions], head)
+        key = HeadKey(head, self.rules.banned)
+        return Ask(self.z, None, leg.t, positions, self.uniforms.token[0, positions], key, law_at)
 
-    def tell(self, found: Prediction) -> None:
-        leg, positions = self.legs[self.step], self.plan.needs_head[0].nonzero()[:, 0]
+    def tell(self, found: Prediction, law: Tensor | None = None) -> None:
+        leg, (positions, _) = self.legs[self.step], self._widened(self.plan.needs_head[0])
+        if law is not None:
+            last = leg.last and self.config.last == "argmax"
+            reshape = replace(self.config.filter, temperature=0.0) if last else self.config.filter
+            found = self._impose(found, positions, law, reshape, self.uniforms.token[0])
+            needed = self.plan.needs_head[0, positions]
+            found, positions = Prediction(*(part[needed] for part in found)), positions[needed]
         first = torch.zeros_like(positions)
         accept = self.uniforms.accept[0, positions]
         noisy = is_noise(leg.at_t.index(first), found.p_present, self.z[positions], accept)
@@ -138,6 +207,14 @@ class AncestralRow(Row):
         probs = torch.where(written, found.p_token, torch.nan)
         self.nfe += 1
         self._apply(leg, positions, noisy, found.token, probs)
+
+    def _clean(self, present: Tensor, weights: Tensor) -> Tensor:
+        """`p(x = e | z_t) ~ x~_e (alpha_t [e = z_t] + b_t(z_t))`: a mask is noise for certain."""
+        leg = self.legs[self.step]
+        noise = leg.at_t.b.at(present[None])[0]
+        kept = torch.zeros_like(weights).scatter_(1, present[:, None], leg.at_t.alpha.item())
+        certain = torch.zeros_like(weights).scatter_(1, present[:, None], 1.0)
+        return torch.where((noise > 0)[:, None], weights * (kept + noise[:, None]), certain)
 
     def _apply(
         self, leg: Leg, positions: Tensor, noisy: Tensor, drawn: Tensor, probs: Tensor
@@ -191,17 +268,22 @@ class ConfidenceRow(Row):
         inside = (self.place >= turn.block.start) & (self.place < turn.block.stop)
         self.fillable = self.open & masked & inside & (turn.fill > 0)
         self.written = self.open & ~masked & (turn.rewrite > 0)
-        positions = (self.fillable | self.written).nonzero()[:, 0]
+        positions, law_at = self._widened(self.fillable | self.written)
         if not len(positions):
             self._advance(turn, self.z, positions, positions.double())
             return None
         guided = self.config.guidance != 1
         blind = torch.where(self.open, self.z, self.mask_id) if guided else None
         token = self.noise.at(Stream.TOKEN, self.step)[0, positions]
-        return Ask(self.z, blind, turn.before, positions, token, self.config)
+        key = HeadKey(self.config, self.rules.banned)
+        return Ask(self.z, blind, turn.before, positions, token, key, law_at)
 
-    def tell(self, found: Prediction) -> None:
-        turn, positions = self.plan[self.step], (self.fillable | self.written).nonzero()[:, 0]
+    def tell(self, found: Prediction, law: Tensor | None = None) -> None:
+        turn = self.plan[self.step]
+        positions, _ = self._widened(self.fillable | self.written)
+        if law is not None:
+            numbers = self.noise.at(Stream.TOKEN, self.step)[0]
+            found = self._impose(found, positions, law, self.config.filter, numbers)
         present = self.z[positions]
         sure = found.sure
         if self.config.confidence == "random":
@@ -214,6 +296,11 @@ class ConfidenceRow(Row):
         z[positions[chosen]] = found.token[chosen]
         self.nfe += 1 if self.config.guidance == 1 else 2
         self._advance(turn, z, positions, torch.where(chosen, found.p_token, torch.nan))
+
+    def _clean(self, present: Tensor, weights: Tensor) -> Tensor:
+        """Masks are open; what is written in a constrained blank stays."""
+        certain = torch.zeros_like(weights).scatter_(1, present[:, None], 1.0)
+        return torch.where((present == self.mask_id)[:, None], weights, certain)
 
     def _advance(self, turn: Turn, z: Tensor, positions: Tensor, probs: Tensor) -> None:
         if self.stop_ids and (turn.closes or not self.rewrites):
@@ -232,10 +319,14 @@ class AncestralHead:
         self.weight, self.bias, self.special = denoiser.head_weight, denoiser.head_bias, special
         self.reshape = reshape
 
+    def law(self, hidden: Tensor, blind: Tensor | None) -> Tensor:
+        """Logits [R, V] before temperature and nucleus."""
+        return head_logits(hidden, self.weight, self.bias, self.special)
+
     def __call__(
         self, hidden: Tensor, blind: Tensor | None, uniform: Tensor, present: Tensor
     ) -> Prediction:
-        logits = head_logits(hidden, self.weight, self.bias, self.special)
+        logits = self.law(hidden, blind)
         token, p_present = draw_and_weigh(self.reshape(logits), uniform, present)
         log_p = logits.gather(1, token[:, None])[:, 0] - logits.logsumexp(-1)
         p_token = log_p.double().exp()
@@ -254,10 +345,10 @@ def make_row(
 
 
 def make_head(
-    denoiser: Denoiser, process: NoiseProcess, config: Config
+    denoiser: Denoiser, process: NoiseProcess, key: HeadKey
 ) -> AncestralHead | PredictingHead:
     """What rows of these settings ask."""
-    special = process.special_ids
+    config, special = key.config, (*process.special_ids, *key.banned)
     if isinstance(config, ConfidenceConfig):
         return PredictingHead(
             denoiser, special, config.filter, guidance=config.guidance,
