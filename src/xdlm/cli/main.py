@@ -17,6 +17,7 @@ VERBS = {
     "paint": "generate images, show how they came about",
     "view": "look at a recorded trajectory in the terminal, step by step",
     "chat": "write with a model in turns, and watch each answer come about",
+    "serve": "answer requests over HTTP: completions, infilling, scoring",
     "train": "train a model from a recipe",
     "eval": "measure a model: perplexity, quality of its texts",
     "report": "tables and figures from results",

@@ -58,27 +58,26 @@ class Recording:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.spelling[i] for i in ids]
 
-    def to_json(self) -> str:
-        """The document, one line per text, so that files can be compared line by line."""
+    def document(self) -> dict[str, Any]:
+        """What the schema describes."""
         path = self.trajectory
-        samples = ",\n".join(
-            json.dumps(
-                {
-                    "first": path.frames[0, sample].tolist(),
-                    "events": list(events(path, sample)),
-                },
-                separators=(",", ":"),
-            )
-            for sample in range(path.frames.shape[1])
-        )
-        head = {
+        return {
             "format": FORMAT,
             "version": VERSION,
             "details": dict(self.details),
             "times": list(path.times),
             "masks": list(path.special_ids),
             "tokens": [[i, piece] for i, piece in self.spelling.items()],
+            "samples": [
+                {"first": path.frames[0, n].tolist(), "events": list(events(path, n))}
+                for n in range(path.frames.shape[1])
+            ],
         }
+
+    def to_json(self) -> str:
+        """The document, one line per text, so that files can be compared line by line."""
+        head = self.document()
+        samples = ",\n".join(json.dumps(s, separators=(",", ":")) for s in head.pop("samples"))
         fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         return "{\n" + ",\n".join(fields) + f',\n"samples": [\n{samples}\n]\n}}\n'
 

@@ -1,0 +1,128 @@
+"""What every request passes first: a key, a bound on its size, a clock on its arrival; and the answers to
+those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: Seconds that a client may take to send its body.
+BODY_SECONDS = 30.0
+_OPEN = ("/healthz",)
+
+
+class Json(Response):
+    """Strict JSON in plain ASCII: whatever text came in can go out again."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False).encode()
+
+
+def failure(
+    status: int,
+    message: str,
+    *,
+    kind: str,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Json:
+    """An error as OpenAI's clients read it."""
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return Json({"error": error}, status, headers)
+
+
+class Guard:
+    """In front of the application; counts what it lets through by path and status."""
+
+    def __init__(self, app: ASGIApp, *, key: str | None, max_body: int) -> None:
+        self.app, self.key, self.max_body = app, key, max_body
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.seconds: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, noting)
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self.answered[path, status] += 1
+            self.seconds[path] += time.monotonic() - began
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if scope["path"] not in _OPEN and not self._knows(headers.get(b"authorization", b"")):
+            refusal = failure(
+                401, "a valid API key is needed: Authorization: Bearer KEY",
+                kind="authentication_error", headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+            await refusal(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._body(headers, receive)
+        except TimeoutError:
+            late = failure(408, "the body did not arrive in time", kind="invalid_request_error")
+            await late(scope, receive, send)
+            return
+        if body is None:
+            await _too_large(self.max_body)(scope, receive, send)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    def _knows(self, authorization: bytes) -> bool:
+        if self.key is None:
+            return True
+        return hmac.compare_digest(authorization, b"Bearer " + self.key.encode())
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+        """The whole body; None where it is too large."""
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.max_body:
+            return None
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return body
+            body += message.get("body", b"")
+            if len(body) > self.max_body:
+                return None
+            if not message.get("more_body", False):
+                return body
+
+
+def _too_large(limit: int) -> Json:
+    return failure(
+        413, f"the body is larger than {limit:,} bytes", kind="invalid_request_error",
+        headers={"Connection": "close"},
+    )  # fmt: skip

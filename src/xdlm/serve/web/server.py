@@ -1,0 +1,68 @@
+"""uvicorn, with an end of our own: on SIGTERM or Ctrl-C no new work, what was begun is finished, exit 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from xdlm.errors import UserError
+from xdlm.serve.service import Service
+from xdlm.serve.web.guard import Guard
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again at the end, and so never exit with 0."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _stop(self, number: int) -> None:
+        """Once: finish what was begun. Twice: leave it."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes any that is free."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error}") from error
+    return listener
+
+
+def serve(
+    app: Guard,
+    service: Service,
+    listener: socket.socket,
+    *,
+    drain: float,
+    ready: Callable[[], None],
+) -> None:
+    """Answer until a signal says otherwise; `drain` seconds are left to what was begun."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", server_header=False,
+        timeout_graceful_shutdown=max(1, int(drain)), timeout_keep_alive=5,
+    )  # fmt: skip
+    server = _Server(config)
+    ready()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        service.close(drain=False)

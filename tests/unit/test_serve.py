@@ -1,0 +1,401 @@
+"""The real server over real sockets: answers, streams, errors, faults, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+
+class Server:
+    """`xdlm serve` in a process of its own, on a port of its choice."""
+
+    def __init__(self, *arguments: str, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "xdlm.cli.main", "serve", "--port", "0", "--device", "cpu", *arguments],
+            stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+        )  # fmt: skip
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        assert found, line + self.process.stderr.read()
+        self.port = int(found[1])
+
+    def send(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        own = {
+            "Content-Type": "application/json",
+            **{k.replace("_", "-"): v for k, v in headers.items()},
+        }
+        connection.request(method, path, body, own)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, content
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        status, _, content = self.send("POST", path, body)
+        assert status == 200, content
+        return json.loads(content)
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        status, headers, content = self.send("POST", path, {**body, "stream": True})
+        assert status == 200 and headers["content-type"].startswith("text/event-stream")
+        lines = content.decode().strip().split("\n\n")
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    def metric(self, name: str, **labels: str) -> float:
+        text = self.send("GET", "/metrics")[2].decode()
+        for line in text.splitlines():
+            wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
+            if line.startswith(name + "{") and wanted:
+                return float(line.split()[-1])
+        return 0.0
+
+    def idle(self) -> None:
+        """Until nothing is being written."""
+        until = time.monotonic() + 30
+        while self.metric("xdlm_rows_active") + self.metric("xdlm_rows_waiting"):
+            assert time.monotonic() < until, "something goes on"
+            time.sleep(0.05)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def started(*arguments: str, **environ: str) -> Iterator[Server]:
+    server = Server(*arguments, **environ)
+    yield server
+    if server.process.poll() is None:
+        assert server.stop() == 0
+    assert server.process.stderr is not None
+    server.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    yield from started(
+        "--model", "pocket", "pocket-mdlm", "--max-length", "160", "--max-body", "65536"
+    )
+
+
+SHORT: dict[str, Any] = {"prompt": "It was", "max_tokens": 12, "steps": 6, "seed": 3}
+LONG: dict[str, Any] = {"prompt": "It was", "max_tokens": 120, "steps": 1000}
+
+
+def test_models_health_and_metrics(server: Server) -> None:
+    models = json.loads(server.send("GET", "/v1/models")[2])["data"]
+    assert [m["id"] for m in models] == ["pocket", "pocket-mdlm"]
+    assert [(m["noise"], m["max_length"]) for m in models] == [("mixed", 160), ("masked", 160)]
+    assert json.loads(server.send("GET", "/v1/models/pocket-mdlm")[2])["id"] == "pocket-mdlm"
+    assert json.loads(server.send("GET", "/healthz")[2]) == {"status": "ok"}
+    before = server.metric("xdlm_requests_total", model="pocket", outcome="finished")
+    server.post("/v1/completions", **SHORT)
+    after = server.metric("xdlm_requests_total", model="pocket", outcome="finished")
+    assert after == before + 1
+    assert server.metric("xdlm_http_responses_total", path="/v1/completions", status="200") >= 1
+
+
+def test_completion_is_the_librarys(server: Server) -> None:
+    from xdlm import load
+
+    expected = load("pocket", device="cpu").complete(["It was"] * 2, new_tokens=12, steps=6, seed=3)
+    answer = server.post("/v1/completions", **SHORT, n=2)
+    assert [choice["text"] for choice in answer["choices"]] == [c.text for c in expected]
+    assert answer["object"] == "text_completion" and answer["seed"] == 3
+    assert answer["usage"]["prompt_tokens"] == 2
+
+
+def test_same_seed_same_text_in_a_crowd(server: Server) -> None:
+    """Sixteen clients at once, of two models and samplers: each gets what it gets alone."""
+    asked = [
+        {**SHORT, "seed": i % 4, "model": ("pocket", "pocket-mdlm")[i % 2],
+         "sampler": ("ancestral", "confidence")[i // 8], "max_tokens": 12 + i % 3}
+        for i in range(16)
+    ]  # fmt: skip
+
+    def text(body: dict[str, Any]) -> str:
+        return server.post("/v1/completions", **body)["choices"][0]["text"]
+
+    alone = [text(body) for body in asked]
+    with ThreadPoolExecutor(16) as clients:
+        assert list(clients.map(text, asked)) == alone
+    unseeded = [server.post("/v1/completions", prompt="It", steps=4) for _ in range(2)]
+    assert unseeded[0]["seed"] != unseeded[1]["seed"], "by chance, and told"
+    again = server.post("/v1/completions", prompt="It", steps=4, seed=unseeded[0]["seed"])
+    assert again["choices"] == unseeded[0]["choices"]
+
+
+def test_settings_reach_the_sampler(server: Server) -> None:
+    plain = server.post("/v1/completions", **SHORT)["choices"][0]["text"]
+    for change in (
+        {"seed": 4}, {"steps": 3}, {"temperature": 0.1}, {"top_p": 0.2}, {"k": 0.9}, {"last": "argmax"},
+        {"sampler": "confidence"}, {"sampler": "confidence", "guidance": 3.0},
+        {"sampler": "confidence", "block_length": 3}, {"prompt": "She was"}, {"model": "pocket-mdlm"},
+    ):  # fmt: skip
+        assert server.post("/v1/completions", **{**SHORT, **change})["choices"][0]["text"] != plain
+    many = server.post("/v1/completions", **{**SHORT, "prompt": ["It was", "He"], "n": 2})
+    assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
+    assert many["choices"][0]["text"] == plain
+
+
+def test_stop_cuts_the_text(server: Server) -> None:
+    whole = server.post("/v1/completions", **SHORT)["choices"][0]
+    assert whole["finish_reason"] == "length"
+    stop = whole["text"][4:7]
+    cut = server.post("/v1/completions", **SHORT, stop=["never there", stop])["choices"][0]
+    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"model": "pocket-mdlm"}, {"sampler": "confidence", "k": 0.0}]
+)
+def test_stream_adds_up_to_the_answer(server: Server, extra: dict[str, Any]) -> None:
+    body = {**SHORT, "n": 2, **extra}
+    whole = server.post("/v1/completions", **body)
+    events = server.events("/v1/completions", **body)
+    texts = {0: "", 1: ""}
+    early = 0
+    for event in events:
+        for choice in event["choices"]:
+            early += bool(choice["text"]) and choice["finish_reason"] is None
+            texts[choice["index"]] += choice["text"]
+    assert texts == {c["index"]: c["text"] for c in whole["choices"]}
+    steps = [e["xdlm"] for e in events if "xdlm" in e]
+    assert {s["step"] for s in steps} == set(range(1, steps[0]["steps"] + 1))
+    assert all(0 <= p <= 1 for s in steps for _, _, p in s["changes"])
+    assert events[-1]["usage"] == whole["usage"]
+    # Only where written tokens stay can a part be told before the end.
+    assert bool(early) == bool(extra)
+
+
+def test_openai_client_completes_and_streams(server: Server) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(
+        base_url=f"http://127.0.0.1:{server.port}/v1", api_key="any", max_retries=0
+    )
+    assert [model.id for model in client.models.list()] == ["pocket", "pocket-mdlm"]
+    asked = {"model": "pocket", "prompt": "It was", "max_tokens": 12, "seed": 3}
+    own = {"steps": 6}
+    answer = client.completions.create(**asked, extra_body=own)
+    assert answer.choices[0].text == server.post("/v1/completions", **SHORT)["choices"][0]["text"]
+    parts = client.completions.create(**asked, stream=True, extra_body=own)
+    text = "".join(choice.text for part in parts for choice in part.choices)
+    assert text == answer.choices[0].text
+    with pytest.raises(openai.BadRequestError, match="steps must lie in"):
+        client.completions.create(**asked, extra_body={"steps": 5000})
+    with pytest.raises(openai.NotFoundError, match="did you mean 'pocket'"):
+        client.completions.create(**{**asked, "model": "pockt"})
+
+
+def test_infill_with_constraints(server: Server, tmp_path: Path) -> None:
+    from xdlm.report import read_recording
+
+    answer = server.post(
+        "/v1/infill", template="The <mask:4> said <mask:3> and <mask:2>.", n=3, seed=1, steps=5,
+        blanks=[{"choices": ["old man", "king."]}, {"regex": "[a-z]+"}], banned=[0, " the"],
+        forced={"9": 5}, trajectory=True,
+    )  # fmt: skip
+    for choice in answer["choices"]:
+        assert re.fullmatch(
+            r"The ?(old man|king\.) said ?[a-z]+ and.*\.", choice["text"], re.DOTALL
+        )
+        assert choice["tokens"][9] == 5 and 0 not in choice["tokens"]
+    (tmp_path / "run.json").write_text(json.dumps(answer["trajectory"]))
+    path = read_recording(tmp_path / "run.json").trajectory
+    assert path.frames[-1].tolist() == [choice["tokens"] for choice in answer["choices"]]
+    events = server.events("/v1/infill", template="The <mask:4>.", seed=1, steps=3)
+    assert [e["xdlm"]["step"] for e in events[:4]] == [1, 2, 3, 4]
+
+
+def test_score(server: Server) -> None:
+    answer = server.post("/v1/score", input=["It was a dark night.", "xq zj vv kk qq"], draws=8)
+    first, second = answer["data"]
+    assert 0 < first["nats_per_token"] < second["nats_per_token"]
+    assert first["nats_stderr"] > 0 and first["tokens"] > 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/completions", b"{", 400, "body"),
+        ("/v1/completions", b"", 400, "required"),
+        ("/v1/completions", b"[1]", 400, ""),
+        ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "surrogate"),
+        ("/v1/completions", b'{"temperature": NaN}', 400, "temperature"),
+        ("/v1/completions", {"steps": "many"}, 400, "steps"),
+        ("/v1/completions", {"stepps": 4}, 400, "stepps"),
+        ("/v1/completions", {"seed": 1 << 70}, 400, "seed"),
+        ("/v1/completions", {"n": 17}, 400, "at most 16 texts"),
+        ("/v1/completions", {"max_tokens": 10**9}, 400, "at most 160 tokens"),
+        ("/v1/completions", {"model": "nothing"}, 404, "no model 'nothing'"),
+        ("/v1/completions", {"guidance": 2.0}, 400, "no meaning for the ancestral"),
+        ("/v1/infill", {"template": "no hole"}, 400, "no hole"),
+        ("/v1/infill", {"template": "<mask:99999>"}, 400, "at most 160"),
+        ("/v1/infill", {"template": "a <mask:1>", "blanks": [{"choices": ["a long way"]}]}, 400,
+         "a blank of 1 tokens cannot hold any of its choices"),
+        ("/v1/infill", {"template": "a <mask>", "blanks": [{"regex": "(a"}]}, 400, "no regular expr"),
+        ("/v1/infill", {"template": "a <mask>", "banned": list(range(2048))}, 400, "every token"),
+        ("/v1/infill", {"template": "a <mask>", "forced": {"0": 3}}, 400, "not in a hole"),
+        ("/v1/score", {"input": ""}, 400, "1 to 160 tokens"),
+        ("/v1/nothing", {}, 404, "Not Found"),
+        ("/v1/models", {}, 405, "Method Not Allowed"),
+        ("/v1/completions", b" " * 70_000, 413, "larger than 65,536"),
+    ],
+)  # fmt: skip
+def test_every_error_is_json(server: Server, path: str, body: Any, status: int, says: str) -> None:
+    got, headers, content = server.send("POST", path, body)
+    error = json.loads(content)["error"]
+    assert (got, headers["content-type"]) == (status, "application/json"), content
+    assert says in error["message"] and error["code"] == status
+
+
+def test_large_body_without_a_length_is_refused(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        try:
+            for _ in range(40):
+                client.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+        except OSError:
+            pass  # it has heard enough
+        assert b" 413 " in client.recv(4096)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_vanish_leave_nothing(server: Server, stream: bool) -> None:
+    before = server.metric("xdlm_requests_total", model="pocket", outcome="cancelled")
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            if stream:
+                assert b"200 OK" in client.recv(1000)
+            else:
+                time.sleep(0.2)
+    server.idle()
+    after = server.metric("xdlm_requests_total", model="pocket", outcome="cancelled")
+    assert after == before + 3
+    server.post("/v1/completions", **SHORT)
+
+
+def test_nothing_for_other_origins(server: Server) -> None:
+    _, headers, _ = server.send("GET", "/v1/models", Origin="http://evil.example")
+    assert not any(name.startswith("access-control") for name in headers)
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    yield from started("--max-active", "1", "--max-waiting", "2", "--timeout", "3",
+                       "--cors-origin", "http://good.example", XDLM_API_KEY="open sesame")  # fmt: skip
+
+
+KEY = {"Authorization": "Bearer open sesame"}
+
+
+def test_key_and_origin(small: Server) -> None:
+    assert small.send("GET", "/healthz")[0] == 200
+    for headers in ({}, {"Authorization": "Bearer open"}, {"Authorization": "open sesame"}):
+        status, answered, content = small.send("POST", "/v1/completions", SHORT, **headers)
+        assert (status, answered["www-authenticate"]) == (401, "Bearer")
+        assert "API key" in json.loads(content)["error"]["message"]
+    status, headers, _ = small.send(
+        "POST", "/v1/completions", SHORT, Origin="http://good.example", **KEY
+    )
+    assert (status, headers["access-control-allow-origin"]) == (200, "http://good.example")
+
+
+def test_full_queue_and_time_out(small: Server) -> None:
+    """One runs, two wait, three hundred others are told to come again; those three run out of time."""
+    with ThreadPoolExecutor(3) as slow:
+        held = [slow.submit(small.send, "POST", "/v1/completions", LONG, **KEY) for _ in range(3)]
+        until = time.monotonic() + 10
+        refused = 0
+        while refused < 300 and time.monotonic() < until:
+            status, headers, content = small.send("POST", "/v1/completions", SHORT, **KEY)
+            assert status in (200, 429, 504), content
+            if status == 429:
+                assert int(headers["retry-after"]) >= 1
+                assert json.loads(content)["error"]["type"] == "rate_limit_error"
+                refused += 1
+        statuses = [one.result()[0] for one in held]
+    assert refused > 20
+    assert 504 in statuses and set(statuses) <= {200, 504}
+    assert small.send("POST", "/v1/completions", SHORT, **KEY)[0] == 200
+
+
+def test_sigterm_finishes_what_was_begun() -> None:
+    server = Server()
+    body = {**SHORT, "max_tokens": 64, "steps": 150}
+    answers: list[tuple[int, bytes]] = []
+
+    def ask(stream: bool) -> None:
+        status, _, content = server.send("POST", "/v1/completions", {**body, "stream": stream})
+        answers.append((status, content))
+
+    asking = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+    for thread in asking:
+        thread.start()
+    until = time.monotonic() + 30
+    while server.metric("xdlm_rows_active") < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    with pytest.raises(OSError):
+        server.send("POST", "/v1/completions", SHORT)
+    for thread in asking:
+        thread.join()
+    assert server.process.wait(30) == 0
+    assert [status for status, _ in answers] == [200, 200]
+    assert any(content.endswith(b"data: [DONE]\n\n") for _, content in answers)
+    assert server.process.stderr is not None
+    assert server.process.stderr.read() == "", "no complaint"
+    server.process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "nowhere"], "no model 'nowhere'"),
+        (["--model", "pocket", "pocket"], "named twice"),
+        (["--model", "pocket-judge", "--port", "0"], "autoregressive"),
+        (["--port", "70000"], "--port must lie in"),
+        (["--timeout", "0"], "must be positive"),
+        (["--max-active", "0"], "--max-active must be"),
+        (["--host", "203.0.113.9", "--port", "0"], "cannot listen on"),
+        (["--api-key", ""], "the API key is empty"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(capsys, arguments: list[str], says: str) -> None:
+    from xdlm.cli.main import main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", *arguments])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and says in said and said.count("\n") == 1
