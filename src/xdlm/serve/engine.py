@@ -101,8 +101,8 @@ class Limits(NamedTuple):
 class Ticket:
     """A request that was accepted."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, counts: Counter[str]) -> None:
+        self.request, self._counts = request, counts
         self.began = time.monotonic()
         self._future: Future[list[Written]] = Future()
         self._found: dict[int, Written] = {}
@@ -128,22 +128,20 @@ class Ticket:
         timeout = self.request.timeout
         return timeout is not None and now - self.began >= timeout
 
-    def _fail(self, error: BaseException) -> bool:
-        """Whether that ended it: it may have been over already."""
-        if self._future.done() or not self._future.set_running_or_notify_cancel():
-            return False
-        self._future.set_exception(error)
-        return True
+    def _fail(self, error: BaseException, outcome: str) -> None:
+        """End it, unless it is over already. It is counted first: who waits may look at once."""
+        if not self._future.done() and self._future.set_running_or_notify_cancel():
+            self._counts[outcome] += 1
+            self._future.set_exception(error)
 
-    def _finish(self, number: int, written: Written) -> bool:
-        """Whether that ended it: all rows are there, and somebody still wants them."""
+    def _finish(self, number: int, written: Written) -> None:
+        """One more row; the last one ends it."""
         self._found[number] = written
         if len(self._found) < self.request.n or self._future.done():
-            return False
-        if not self._future.set_running_or_notify_cancel():
-            return False
-        self._future.set_result([self._found[i] for i in range(self.request.n)])
-        return True
+            return
+        if self._future.set_running_or_notify_cancel():
+            self._counts["finished"] += 1
+            self._future.set_result([self._found[i] for i in range(self.request.n)])
 
 
 @dataclass
@@ -232,7 +230,7 @@ class Engine:
             if len(self._waiting) + request.n > self.limits.waiting:
                 self.counts["refused"] += 1
                 raise Overloaded(self._retry_after())
-            ticket = Ticket(request)
+            ticket = Ticket(request, self.counts)
             self._waiting.extend(_Seat(ticket, number) for number in range(request.n))
             self.counts["accepted"] += 1
             self._changed.notify_all()
@@ -308,7 +306,7 @@ class Engine:
             with self._changed:
                 self._closing = True
                 for seat in (*self._waiting, *self._active):
-                    seat.ticket._fail(Closed("the engine stopped"))
+                    seat.ticket._fail(Closed("the engine stopped"), "failed")
                 for _, future in self._calls:
                     future.cancel()
                 self._waiting.clear()
@@ -341,7 +339,7 @@ class Engine:
         for ticket in {id(s.ticket): s.ticket for s in (*self._waiting, *self._active)}.values():
             if ticket._expired(now):
                 late = TimeoutError(f"not finished within {ticket.request.timeout:g} s")
-                self.counts["timed_out"] += ticket._fail(late)
+                ticket._fail(late, "timed_out")
             self.counts["cancelled"] += ticket._future.cancelled()
         self._waiting = deque(seat for seat in self._waiting if not seat.ticket.done)
         self._active = [seat for seat in self._active if not seat.ticket.done]
@@ -367,7 +365,7 @@ class Engine:
         try:
             yield
         except Exception as error:
-            self.counts["failed"] += seat.ticket._fail(error)
+            seat.ticket._fail(error, "failed")
 
     def _next_ask(self, seat: _Seat) -> Ask | None:
         """What a row asks next; None if it was finished without."""
@@ -408,4 +406,4 @@ class Engine:
             seat.finished = True
             self._row_seconds += 0.1 * (time.monotonic() - seat.began - self._row_seconds)
             written = Written(row.z, row.end, row.nfe, seat.trajectory(self.process.special_ids))
-            self.counts["finished"] += seat.ticket._finish(seat.number, written)
+            seat.ticket._finish(seat.number, written)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import math
-import time
-import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,21 +13,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import PlainTextResponse, Response
 
 from xdlm import __version__
 from xdlm.errors import UserError
-from xdlm.report.recording import Recording
-from xdlm.sampling.writing import join_trajectories
-from xdlm.serve.engine import Closed, Overloaded, Progress, Ticket, Written
-from xdlm.serve.service import BlankRule, Served, Service, UnknownModel, cut, new_seed
+from xdlm.serve.engine import Closed, Overloaded
+from xdlm.serve.service import Served, Service
+from xdlm.serve.web.answers import CompletionAnswer, InfillAnswer
 from xdlm.serve.web.bodies import Completion, Infill, Score
+from xdlm.serve.web.failures import answer_to, closing
 from xdlm.serve.web.guard import Guard, Json, failure
 from xdlm.serve.web.metrics import exposition
-from xdlm.serve.web.streams import ClientGone, Steps, awaited, event, finished
-
-_LOG = logging.getLogger("xdlm.serve")
+from xdlm.serve.web.streams import ClientGone, awaited
 
 
 def make_app(
@@ -53,7 +46,7 @@ def make_app(
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        return Json({"status": "ok"}) if service.alive else _closing()
+        return Json({"status": "ok"}) if service.alive else closing()
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -71,11 +64,11 @@ def make_app(
 
     @app.post("/v1/completions")
     async def completions(body: Completion, http: HttpRequest) -> Response:
-        return await _Completions(service, body).answer(http)
+        return await CompletionAnswer(service, body).answer(http)
 
     @app.post("/v1/infill")
     async def infill(body: Infill, http: HttpRequest) -> Response:
-        return await _Infills(service, body).answer(http)
+        return await InfillAnswer(service, body).answer(http)
 
     @app.post("/v1/score")
     async def score(body: Score, http: HttpRequest) -> Response:
@@ -93,223 +86,6 @@ def _described(one: Served) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Answering:
-    """A request for texts: its tickets, and their answer at once or step by step."""
-
-    kind = "text_completion"
-
-    def __init__(self, service: Service, body: Completion | Infill) -> None:
-        self.one = service.find(body.model)
-        self.body = body
-        self.seed = new_seed() if body.seed is None else body.seed
-        self.head = {
-            "id": f"cmpl-{uuid.uuid4().hex}", "object": self.kind, "created": int(time.time()),
-            "model": self.one.name,
-        }  # fmt: skip
-        n = body.n * self.n_rows()
-        if n > service.bounds.max_n:
-            raise UserError(f"at most {service.bounds.max_n} texts in one request, got {n}")
-
-    def n_rows(self) -> int:
-        raise NotImplementedError
-
-    def submit(self, steps: Steps | None) -> list[Ticket]:
-        raise NotImplementedError
-
-    def choice(self, number: int, row: int, written: Written) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def extra(self, results: list[list[Written]]) -> dict[str, Any]:
-        return {}
-
-    async def answer(self, http: HttpRequest) -> Response:
-        if self.body.stream:
-            steps = Steps()
-            # In a thread of its own: a long pattern must not keep other requests waiting.
-            tickets = await asyncio.to_thread(self.submit, steps)
-            for number, ticket in enumerate(tickets):
-                steps.end(number, ticket)
-            return _Stream(self._events(steps, tickets), tickets)
-        results = await finished(await asyncio.to_thread(self.submit, None), http)
-        choices = [
-            self.choice(number, row, written)
-            for number, rows in enumerate(results)
-            for row, written in enumerate(rows)
-        ]
-        usage = self._usage(results)
-        return Json(
-            {
-                **self.head,
-                "choices": choices,
-                "usage": usage,
-                "seed": self.seed,
-                **self.extra(results),
-            }
-        )
-
-    def _usage(self, results: Sequence[Sequence[Written]]) -> dict[str, int]:
-        written = [row for rows in results for row in rows]
-        filled = [sum(i is None for i in ticket.request.ids) for ticket in self.tickets]
-        prompt = sum(len(t.request.ids) for t in self.tickets) - sum(filled)
-        ends = zip(self.tickets, filled, results, strict=True)
-        out = sum(n - (len(t.request.ids) - row.end) for t, n, rows in ends for row in rows)
-        return {
-            "prompt_tokens": prompt, "completion_tokens": out, "total_tokens": prompt + out,
-            "forward_passes": max(row.nfe for row in written),
-        }  # fmt: skip
-
-    async def _events(self, steps: Steps, tickets: Sequence[Ticket]) -> AsyncIterator[str]:
-        told: dict[int, str] = {}
-        results: dict[int, list[Written]] = {}
-        async for number, item in steps.all(tickets):
-            if isinstance(item, Progress):
-                index = number * self.body.n + item.number
-                new = self.settled(number, item, told.get(index, ""))
-                told[index] = told.get(index, "") + new
-                step = {"step": item.step, "steps": item.steps, "changes": self._changes(item)}
-                choice = {"index": index, "text": new, "finish_reason": None, "logprobs": None}
-                yield event({**self.head, "choices": [choice], "xdlm": step})
-                continue
-            try:
-                results[number] = item.result(0)
-            except Exception as error:
-                yield event({"error": _error_of(error)})
-                return
-            for row, written in enumerate(results[number]):
-                choice = self.choice(number, row, written)
-                choice["text"] = choice["text"].removeprefix(told.get(choice["index"], ""))
-                yield event({**self.head, "choices": [choice], "seed": self.seed})
-        ordered = [results[number] for number in range(len(tickets))]
-        yield event(
-            {**self.head, "choices": [], "usage": self._usage(ordered), **self.extra(ordered)}
-        )
-        yield event("[DONE]")
-
-    def settled(self, number: int, progress: Progress, told: str) -> str:
-        """What can be told of a text that is not finished, beyond what was told."""
-        return ""
-
-    def _changes(self, progress: Progress) -> list[list[Any]]:
-        """[position, text, probability] of each token that the model wrote in a step."""
-        positions = (~progress.probs.isnan()).nonzero()[:, 0].tolist()
-        ids, probs = progress.z.tolist(), progress.probs.tolist()
-        pieces = self.one.model.tokenizer.pieces([ids[i] for i in positions])
-        return [[i, p, round(probs[i], 4)] for i, p in zip(positions, pieces, strict=True)]
-
-
-class _Stream(StreamingResponse):
-    """Events, and the end of the work when they end: also when the client is gone."""
-
-    def __init__(self, events: AsyncIterator[str], tickets: Sequence[Ticket]) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self.tickets = tickets
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            for ticket in self.tickets:
-                ticket.cancel()
-
-
-class _Completions(_Answering):
-    body: Completion
-
-    def n_rows(self) -> int:
-        return len(self.body.prompts())
-
-    def submit(self, steps: Steps | None) -> list[Ticket]:
-        self.prompts = [self.one.encode(prompt) for prompt in self.body.prompts()]
-        room = min(self.body.max_tokens, self.one.bounds.max_length + 1)
-        self.tickets = _all_or_none(
-            lambda number, ids: self.one.submit(
-                [*ids, *[None] * room], self.body.how(), n=self.body.n, seed=self.seed,
-                k=self.body.k, stop=True, on_step=steps and steps.watcher(number),
-            ),
-            self.prompts,
-        )  # fmt: skip
-        return self.tickets
-
-    def choice(self, number: int, row: int, written: Written) -> dict[str, Any]:
-        text, ended = self.one.text_of(written, len(self.prompts[number]))
-        text, stopped = cut(text, self.body.stops())
-        reason = "stop" if ended or stopped else "length"
-        index = number * self.body.n + row
-        return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
-
-    def settled(self, number: int, progress: Progress, told: str) -> str:
-        """Where tokens stay once they are written: the text up to the first mask, less what may yet turn
-        out to be part of a character or of a string that ends the text."""
-        mask_id = self._mask_id
-        if mask_id is None or not self.one.settles(self.tickets[number]):
-            return ""
-        ids = progress.z[len(self.prompts[number]) :].tolist()
-        ends = [i for i in (mask_id, self.one.model.tokenizer.eos_id) if i in ids]
-        ids = ids[: min((ids.index(i) for i in ends), default=len(ids))]
-        text = self.one.model.tokenizer.decode(ids).rstrip("\ufffd")
-        stops = self.body.stops()
-        text, stopped = cut(text, stops)
-        if not stopped:
-            text = text[: len(text) - max((len(stop) - 1 for stop in stops), default=0)]
-        return text[len(told) :]
-
-    @property
-    def _mask_id(self) -> int | None:
-        process = self.one.model.process
-        return None if process is None else process.vocab.mask_id
-
-
-class _Infills(_Answering):
-    body: Infill
-    kind = "infill"
-
-    def n_rows(self) -> int:
-        return 1
-
-    def submit(self, steps: Steps | None) -> list[Ticket]:
-        row = self.one.template(self.body.template)
-        ids = list(row.ids)
-        blanks = [None if b is None else BlankRule(b.choices, b.regex) for b in self.body.blanks]
-        rules = self.one.rules(row, banned=self.body.banned, blanks=blanks)
-        for where, token in self.body.forced.items():
-            if not (int(where) < len(ids) and ids[int(where)] is None):
-                raise UserError(f"forced position {where} is not in a hole of the template")
-            ids[int(where)] = self.one.one_token(token)
-        ticket = self.one.submit(
-            ids, self.body.how(), n=self.body.n, seed=self.seed, k=self.body.k, rules=rules,
-            record=self.body.trajectory, on_step=steps and steps.watcher(0),
-        )  # fmt: skip
-        self.tickets = [ticket]
-        return self.tickets
-
-    def choice(self, number: int, row: int, written: Written) -> dict[str, Any]:
-        text, _ = self.one.text_of(written, 0)
-        tokens = written.tokens.tolist()
-        return {"index": row, "text": text, "tokens": tokens, "finish_reason": "length"}
-
-    def extra(self, results: list[list[Written]]) -> dict[str, Any]:
-        if not self.body.trajectory:
-            return {}
-        paths = [row.trajectory for rows in results for row in rows if row.trajectory is not None]
-        details = {"model": self.one.name, "seed": str(self.seed), "steps": str(self.body.steps)}
-        recording = Recording.of(join_trajectories(paths), self.one.model.tokenizer, details)
-        return {"trajectory": recording.document()}
-
-
-def _all_or_none(submit: Any, rows: Sequence[Any]) -> list[Ticket]:
-    """Tickets for all rows, or an error and none."""
-    tickets: list[Ticket] = []
-    try:
-        for number, row in enumerate(rows):
-            tickets.append(submit(number, row))
-    except Exception:
-        for ticket in tickets:
-            ticket.cancel()
-        raise
-    return tickets
-
-
 async def _score(one: Served, body: Score, http: HttpRequest) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     for text in texts:
@@ -320,7 +96,7 @@ async def _score(one: Served, body: Score, http: HttpRequest) -> Response:
             )
     data = []
     for index, text in enumerate(texts):
-        work = one.engine.call(lambda text=text: one.score(text, draws=body.draws, seed=body.seed))
+        work = one.engine.call(partial(one.score, text, draws=body.draws, seed=body.seed))
         found = await awaited(work, http)
         data.append({
             "index": index, "nats_per_token": found.nats_per_token,
@@ -334,40 +110,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _closing() -> Json:
-    return failure(
-        503, "the server is shutting down", kind="unavailable", headers={"Retry-After": "5"}
-    )
-
-
-def _answer_to(error: BaseException) -> Json:
-    """Every error as JSON with a status of its own."""
-    bad = "invalid_request_error"
-    if isinstance(error, UnknownModel):
-        return failure(404, str(error), kind=bad, param="model")
-    if isinstance(error, UserError):
-        return failure(400, str(error), kind=bad)
-    if isinstance(error, Overloaded):
-        wait = {"Retry-After": str(error.retry_after)}
-        return failure(429, str(error), kind="rate_limit_error", headers=wait)
-    if isinstance(error, TimeoutError):
-        return failure(504, str(error) or "not finished in time", kind="timeout")
-    if isinstance(error, (Closed, CancelledError)):
-        return _closing()
-    if isinstance(error, ClientGone):
-        return failure(499, "the client went away", kind="cancelled")
-    _LOG.error("a request failed", exc_info=error)
-    return failure(500, "an error inside the server; its log says which", kind="server_error")
-
-
-def _error_of(error: BaseException) -> Any:
-    """The same inside a stream, whose status is already out."""
-    return json.loads(bytes(_answer_to(error).body))["error"]
-
-
 def _add_errors(app: FastAPI) -> None:
     async def known(http: HttpRequest, error: Exception) -> Response:
-        return _answer_to(error)
+        return answer_to(error)
 
     async def invalid(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +47,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, key: str | None, max_body: int) -> None:
         self.app, self.key, self.max_body = app, key, max_body
         self.answered: Counter[tuple[str, int]] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
