@@ -395,3 +395,54 @@ def test_a_server_that_cannot_start_says_why(capsys, arguments: list[str], says:
         main(["serve", *arguments])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_documented_clients_work(server: Server) -> None:
+    pytest.importorskip("openai")
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+        printed: list[Any] = []
+        exec(program, {"print": printed.append})
+        assert printed and all(printed)
+
+
+NASTY: list[Any] = [
+    None, True, -1, 0, 1, 3, 10**6, 2**63, 1e300, -0.0, 0.5, "", "a", "\x00", "<mask:2>", "\ud800", "é" * 300,
+    [], ["a"], [None], [[1]], {}, {"a": 1}, {"0": 1}, {"1": "a"}, [{"regex": "a*"}],
+    [{"choices": ["a"]}],
+]  # fmt: skip
+FIELDS = {
+    "/v1/completions": ("prompt", "max_tokens", "stop", "n", "seed", "steps", "sampler", "temperature",
+                        "top_p", "k", "last", "block_length", "guidance", "confidence", "user", "model"),
+    "/v1/infill": ("template", "forced", "banned", "blanks", "n", "seed", "trajectory", "k", "steps"),
+    "/v1/score": ("input", "draws", "seed", "model"),
+}  # fmt: skip
+
+
+def test_no_body_breaks_the_server(server: Server) -> None:
+    """Each field of each route with each of many odd values: an answer or a proper refusal, never a 5xx."""
+    good: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"max_tokens": 2, "steps": 1},
+        "/v1/infill": {"template": "a <mask:2>", "steps": 1},
+        "/v1/score": {"input": "It was", "draws": 2},
+    }
+    bodies = [
+        (path, {**good[path], field: value})
+        for path, fields in FIELDS.items()
+        for field in fields
+        for value in NASTY
+    ]
+
+    def status(asked: tuple[str, dict[str, Any]]) -> int:
+        got, headers, content = server.send("POST", *asked)
+        assert got in (200, 400, 404), (asked, content)
+        assert headers["content-type"] == "application/json" and json.loads(content)
+        return got
+
+    with ThreadPoolExecutor(4) as clients:
+        statuses = list(clients.map(status, bodies))
+    assert statuses.count(200) > 50 and statuses.count(400) > 50
+    server.idle()

@@ -16,6 +16,14 @@ from xdlm.serve.web.guard import Guard
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn would raise the signal again at the end, and so never exit with 0."""
@@ -35,13 +43,12 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes any that is free."""
+    """A socket on that address, not yet open to anyone; port 0 takes any that is free."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(2048)
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
     return listener
@@ -55,13 +62,13 @@ def serve(
     drain: float,
     ready: Callable[[], None],
 ) -> None:
-    """Answer until a signal says otherwise; `drain` seconds are left to what was begun."""
+    """Answer until a signal says otherwise; `drain` seconds are left to what was begun. `ready` is called
+    once requests can come."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", server_header=False,
         timeout_graceful_shutdown=max(1, int(drain)), timeout_keep_alive=5,
     )  # fmt: skip
-    server = _Server(config)
-    ready()
+    server = _Server(config, ready)
     try:
         server.run(sockets=[listener])
     finally:
