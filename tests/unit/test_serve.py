@@ -410,8 +410,8 @@ def test_documented_clients_work(server: Server) -> None:
 
 
 NASTY: list[Any] = [
-    None, True, -1, 0, 1, 3, 10**6, 2**63, 1e300, -0.0, 0.5, "", "a", "\x00", "<mask:2>", "\ud800", "é" * 300,
-    [], ["a"], [None], [[1]], {}, {"a": 1}, {"0": 1}, {"1": "a"}, [{"regex": "a*"}],
+    None, True, -1, 0, 1, 3, 10**6, 2**63, 1e300, -0.0, 0.5, "", "a", "\x00", "<mask:2>", "\ud800",
+    "é" * 300, [], ["a"], [None], [[1]], {}, {"a": 1}, {"0": 1}, {"1": "a"}, [{"regex": "a*"}],
     [{"choices": ["a"]}],
 ]  # fmt: skip
 FIELDS = {

@@ -223,13 +223,11 @@ class Engine:
     def submit(self, request: Request) -> Ticket:
         """Put a request into the queue. Raises `Overloaded`, `Closed`, or `UserError` where the request
         could not be answered whatever the load."""
+        with self._changed:
+            self._require_room(request.n)  # the look at the request costs more
         self._check(request)
         with self._changed:
-            if self._closing or not self._thread.is_alive():
-                raise Closed("the engine is shutting down and takes no new requests")
-            if len(self._waiting) + request.n > self.limits.waiting:
-                self.counts["refused"] += 1
-                raise Overloaded(self._retry_after())
+            self._require_room(request.n)
             ticket = Ticket(request, self.counts)
             self._waiting.extend(_Seat(ticket, number) for number in range(request.n))
             self.counts["accepted"] += 1
@@ -240,8 +238,7 @@ class Engine:
         """Something else to do with the model, in its thread between two turns: it should be short."""
         future: Future[T] = Future()
         with self._changed:
-            if self._closing or not self._thread.is_alive():
-                raise Closed("the engine is shutting down and takes no new requests")
+            self._require_room(0)
             if len(self._calls) >= self.limits.waiting:
                 self.counts["refused"] += 1
                 raise Overloaded(self._retry_after())
@@ -265,6 +262,14 @@ class Engine:
                 future.cancel()
         self._thread.join()
         return done
+
+    def _require_room(self, n: int) -> None:
+        """For so many more rows."""
+        if self._closing or not self._thread.is_alive():
+            raise Closed("the engine is shutting down and takes no new requests")
+        if n <= self.limits.waiting < len(self._waiting) + n:
+            self.counts["refused"] += 1
+            raise Overloaded(self._retry_after())
 
     def _check(self, request: Request) -> None:
         size, longest = self.process.vocab.size, self.limits.waiting

@@ -46,7 +46,9 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket on that address, not yet open to anyone; port 0 takes any that is free."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends small packets at once (TCP_NODELAY) only where the protocol is named: an answer
+        # would wait 40 ms for an acknowledgement.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
