@@ -446,3 +446,16 @@ def test_no_body_breaks_the_server(server: Server) -> None:
         statuses = list(clients.map(status, bodies))
     assert statuses.count(200) > 50 and statuses.count(400) > 50
     server.idle()
+
+
+def test_small_answers_leave_at_once(server: Server) -> None:
+    """On one connection, without the 40 ms that an unacknowledged packet would cost each of them."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
+    seconds = []
+    for _ in range(15):
+        began = time.perf_counter()
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        seconds.append(time.perf_counter() - began)
+    connection.close()
+    assert sorted(seconds)[7] < 0.03

@@ -31,7 +31,7 @@ from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.writing import Config
 
 #: Steps whose random numbers are computed together: one by one they would cost more than a small model.
-_STEPS_AHEAD = 16
+_STEPS_AHEAD = 32
 
 
 class HeadKey(NamedTuple):
