@@ -32,7 +32,7 @@ class Batcher:
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
         self.denoiser, self.process, self.max_batch = denoiser, process, max_batch
-        self.device = denoiser.head_weight.device
+        self.device = denoiser.device
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._heads: dict[HeadKey, AncestralHead | PredictingHead] = {}
         #: Rows that went through the trunk, and those that filled up a batch.
