@@ -184,8 +184,8 @@ def test_stream_adds_up_to_the_answer(server: Server, extra: dict[str, Any]) -> 
             texts[choice["index"]] += choice["text"]
     assert texts == {c["index"]: c["text"] for c in whole["choices"]}
     steps = [e["xdlm"] for e in events if "xdlm" in e]
-    assert {s["step"] for s in steps} == set(range(1, steps[0]["steps"] + 1))
-    assert all(0 <= p <= 1 for s in steps for _, _, p in s["changes"])
+    assert {s["step"] for s in steps} == set(range(steps[0]["steps"] + 1))
+    assert all(p is None or 0 <= p <= 1 for s in steps for _, _, p in s["changes"])
     assert events[-1]["usage"] == whole["usage"]
     # Only where written tokens stay can a part be told before the end.
     assert bool(early) == bool(extra)
@@ -226,8 +226,68 @@ def test_infill_with_constraints(server: Server, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(answer["trajectory"]))
     path = read_recording(tmp_path / "run.json").trajectory
     assert path.frames[-1].tolist() == [choice["tokens"] for choice in answer["choices"]]
-    events = server.events("/v1/infill", template="The <mask:4>.", seed=1, steps=3)
-    assert [e["xdlm"]["step"] for e in events[:4]] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("extra", [{}, {"model": "pocket-mdlm"}, {"k": 0.5}, {"sampler": "confidence"}])
+def test_steps_add_up_to_the_text(server: Server, extra: dict[str, Any]) -> None:
+    body = {"template": "The <mask:9>.", "seed": 1, "steps": 4, **extra}
+    events = server.events("/v1/infill", **body)
+    steps = [event["xdlm"] for event in events if "xdlm" in event]
+    assert [step["step"] for step in steps] == list(range(steps[0]["steps"] + 1))
+    assert [step["time"] for step in steps] == sorted((s["time"] for s in steps), reverse=True)
+    first = steps[0]
+    state = [text for _, text, _ in first["changes"]]
+    assert len(first["open"]) == 9
+    assert all(i in first["open"] for i, text in enumerate(state) if text is None)
+    for step in steps[1:]:
+        for position, text, _ in step["changes"]:
+            assert state[position] != text and position in first["open"]
+            state[position] = text
+    assert None not in state
+    final = next(e for e in events if e["choices"] and e["choices"][0]["finish_reason"])
+    assert "".join(state) == final["choices"][0]["text"]
+
+
+def test_trajectories_as_files(server: Server, tmp_path: Path) -> None:
+    from xdlm.report import read_recording
+
+    body = {"template": "The <mask:9>.", "seed": 1, "steps": 4}
+    tokens = server.post("/v1/infill", **body)["choices"][0]["tokens"]
+    for name, start in (("json", b"{"), ("html", b"<!doctype html>"), ("svg", b"<svg"), ("gif", b"GIF8")):
+        status, headers, content = server.send("POST", "/v1/trajectory", {**body, "format": name})
+        assert status == 200 and content.startswith(start), content[:200]
+        assert name in headers["content-type"]
+        if name == "json":
+            (tmp_path / "run.json").write_bytes(content)
+    path = read_recording(tmp_path / "run.json").trajectory
+    assert path.frames[-1].tolist() == [tokens]
+    assert server.send("POST", "/v1/trajectory", {**body, "format": "exe"})[0] == 400
+    assert server.send("POST", "/v1/trajectory", {**body, "stream": True})[0] == 400
+
+
+def test_the_page_asks_for_nothing_from_outside(server: Server) -> None:
+    status, headers, page = server.send("GET", "/")
+    assert status == 200 and headers["content-type"].startswith("text/html")
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+    parts = re.findall(r'(?:src|href)="([^"]+)"', page.decode())
+    assert len(parts) >= 4
+    for _ in range(20):  # what a module imports, to the end
+        found = {p for part in parts for p in _imports(server, part)} - set(parts)
+        if not found:
+            break
+        parts += sorted(found)
+    assert "page/chart.js" in parts
+    for path in ("/page/nothing.js", "/page/../app.py", "/page/%2e%2e/app.py"):
+        assert server.send("GET", path)[0] == 404
+
+
+def _imports(server: Server, part: str) -> list[str]:
+    assert part.startswith("page/"), part
+    status, headers, content = server.send("GET", f"/{part}")
+    assert status == 200 and headers["x-content-type-options"] == "nosniff", part
+    assert not re.findall(r"(?:https?:)?//[a-z]+\.[a-z]+", content.decode().replace("www.w3.org", ""))
+    return [f"page/{name}" for name in re.findall(r'from "\./([\w.]+)"', content.decode())]
 
 
 def test_score(server: Server) -> None:

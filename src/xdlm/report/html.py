@@ -30,9 +30,8 @@ def trajectory_page(
         {
             "title": escape(title),
             "details": _details_rows(details),
-            "colours": _colour_variables(),
             "legend": _legend(),
-            "style": _part("page.css"),
+            "style": theme() + _part("page.css"),
             "script": _part("page.js"),
             "data": _embeddable(page_data(trajectory, tokenizer)),
         },
@@ -90,9 +89,11 @@ def _details_rows(details: Mapping[str, str]) -> str:
     )
 
 
-def _colour_variables() -> str:
+def theme() -> str:
+    """What all pages look like, with the paper's colours as variables."""
     looks = [MASK, *LOOKS.values()]
-    return " ".join(f"--{look.name}: {look.colour};" for look in looks)
+    colours = " ".join(f"--{look.name}: {look.colour};" for look in looks)
+    return f":root {{ {colours} }}\n{_part('theme.css')}"
 
 
 def _legend() -> str:

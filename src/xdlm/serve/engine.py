@@ -47,9 +47,9 @@ class Closed(Exception):
 
 
 class Progress(NamedTuple):
-    """A row after a step: its number within the request, steps done and in all, its tokens [L] (the
-    engine's own: do not write to it), the diffusion time, and what the model thought of the tokens that
-    the step wrote (not a number elsewhere)."""
+    """A row before its first step or after one: its number within the request, steps done and in all, its
+    tokens [L] (the engine's own: do not write to it), the diffusion time, and what the model thought of the
+    tokens that the step wrote (not a number elsewhere)."""
 
     number: int
     step: int
@@ -87,8 +87,8 @@ class Request:
     record: bool = False
     """Keep the trajectories."""
     on_step: Callable[[Progress], None] | None = None
-    """Called in the engine's thread after each step of each row: it must be quick. If it raises, the
-    request fails with that."""
+    """Called in the engine's thread before the first step of each row and after every one: it must be quick.
+    If it raises, the request fails with that."""
 
 
 class Limits(NamedTuple):
@@ -159,11 +159,6 @@ class _Seat:
     def running(self) -> Row:
         assert self.row is not None, "it was let in"
         return self.row
-
-    def note(self) -> None:
-        row = self.running
-        if self.ticket.request.record:
-            self.states.append((row.z.to(torch.int32), row.probs, row.time))
 
     def trajectory(self, special_ids: tuple[int, ...]) -> Trajectory | None:
         if not self.states:
@@ -379,7 +374,7 @@ class Engine:
                 self._make_row(seat.ticket.request, seat.number),
                 time.monotonic(),
             )
-            seat.note()
+            self._note(seat)
         while not seat.running.done:
             ask = seat.running.ask()
             if ask is not None:
@@ -401,12 +396,18 @@ class Engine:
                 with self._blamed(seat):
                     yield seat, self.batcher.answer([ask])[0]
 
-    def _stepped(self, seat: _Seat) -> None:
-        """A row took a step: tell whoever watches, and hand it over if it was the last."""
+    def _note(self, seat: _Seat) -> None:
+        """Keep the state of a row, and tell whoever watches."""
         row, request = seat.running, seat.ticket.request
-        seat.note()
+        if request.record:
+            seat.states.append((row.z.to(torch.int32), row.probs, row.time))
         if request.on_step is not None and not seat.ticket.done:
             request.on_step(Progress(seat.number, row.step, row.steps, row.z, row.time, row.probs))
+
+    def _stepped(self, seat: _Seat) -> None:
+        """A row took a step; hand it over if it was the last."""
+        self._note(seat)
+        row = seat.running
         if row.done:
             seat.finished = True
             self._row_seconds += 0.1 * (time.monotonic() - seat.began - self._row_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -14,14 +15,21 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from xdlm.errors import UserError
+from xdlm.report.exporting import FORMATS
 from xdlm.report.recording import Recording
 from xdlm.sampling.writing import join_trajectories
 from xdlm.serve.engine import Progress, Ticket, Written
 from xdlm.serve.service import BlankRule, Service, cut, new_seed
-from xdlm.serve.web.bodies import Completion, Infill
+from xdlm.serve.web.bodies import Completion, Film, Infill
 from xdlm.serve.web.failures import error_of
 from xdlm.serve.web.guard import Json
 from xdlm.serve.web.streams import Steps, event, finished
+
+
+_MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json", "svg": "image/svg+xml",
+          "gif": "image/gif"}  # fmt: skip
+#: Files that are drawn at once: a long film keeps a core busy.
+_DRAWING = asyncio.Semaphore(1)
 
 
 class Answering(ABC):
@@ -30,7 +38,7 @@ class Answering(ABC):
     kind: ClassVar[str]
     tickets: list[Ticket]
 
-    def __init__(self, service: Service, body: Completion | Infill) -> None:
+    def __init__(self, service: Service, body: Completion | Infill | Film) -> None:
         self.one = service.find(body.model)
         self.body = body
         self.seed = new_seed() if body.seed is None else body.seed
@@ -58,7 +66,7 @@ class Answering(ABC):
         return {}
 
     async def answer(self, http: HttpRequest) -> Response:
-        if self.body.stream:
+        if not isinstance(self.body, Film) and self.body.stream:
             steps = Steps()
             # In a thread of its own: a long pattern must not keep other requests waiting.
             tickets = await asyncio.to_thread(self.submit, steps)
@@ -95,17 +103,15 @@ class Answering(ABC):
 
     async def _events(self, steps: Steps, tickets: Sequence[Ticket]) -> AsyncIterator[str]:
         told: dict[int, str] = {}
+        states: dict[int, list[int]] = {}
         results: dict[int, list[Written]] = {}
         async for number, item in steps.all(tickets):
             if isinstance(item, Progress):
                 index = number * self.body.n + item.number
                 new = self.settled(number, item, told.get(index, ""))
                 told[index] = told.get(index, "") + new
-                step: dict[str, Any] = {
-                    "step": item.step,
-                    "steps": item.steps,
-                    "changes": self._changes(item),
-                }
+                step = self._step(number, item, states.get(index))
+                states[index] = item.z.tolist()
                 part = {"index": index, "text": new, "finish_reason": None, "logprobs": None}
                 yield event({**self.head, "choices": [part], "xdlm": step})
                 continue
@@ -128,12 +134,31 @@ class Answering(ABC):
         """What can be told of a text that is not finished, beyond what was told."""
         return ""
 
-    def _changes(self, progress: Progress) -> list[list[Any]]:
-        """[position, text, probability] of each token that the model wrote in a step."""
-        positions = (~progress.probs.isnan()).nonzero()[:, 0].tolist()
+    def _step(
+        self, number: int, progress: Progress, before: Sequence[int] | None
+    ) -> dict[str, Any]:
+        """A step as [position, text, probability] of each token that became another one: the text is null
+        for a mask, the probability where the token came from the noise. Step 0 has every token, and
+        which positions are open."""
         ids, probs = progress.z.tolist(), progress.probs.tolist()
-        pieces = self.one.model.tokenizer.pieces([ids[i] for i in positions])
-        return [[i, p, round(probs[i], 4)] for i, p in zip(positions, pieces, strict=True)]
+        masks = self.one.engine.process.special_ids
+        moved = [
+            i for i, token in enumerate(ids)
+            if before is None or token != before[i] and not {token, before[i]} <= set(masks)
+        ]  # fmt: skip
+        pieces = self.one.model.tokenizer.pieces([ids[i] for i in moved])
+        step: dict[str, Any] = {
+            "step": progress.step, "steps": progress.steps, "time": progress.time,
+            "changes": [
+                [i, None if ids[i] in masks else piece,
+                 None if math.isnan(probs[i]) else round(probs[i], 4)]
+                for i, piece in zip(moved, pieces, strict=True)
+            ],
+        }  # fmt: skip
+        if before is None:
+            given = self.tickets[number].request.ids
+            step["open"] = [i for i, token in enumerate(given) if token is None]
+        return step
 
 
 class _Stream(StreamingResponse):
@@ -206,7 +231,11 @@ class InfillAnswer(Answering):
     """Templates with their holes filled."""
 
     kind = "infill"
-    body: Infill
+    body: Infill | Film
+
+    @property
+    def records(self) -> bool:
+        return isinstance(self.body, Film) or self.body.trajectory
 
     def n_rows(self) -> int:
         return 1
@@ -222,7 +251,7 @@ class InfillAnswer(Answering):
             ids[int(where)] = self.one.one_token(token)
         ticket = self.one.submit(
             ids, self.body.how(), n=self.body.n, seed=self.seed, k=self.body.k, rules=rules,
-            record=self.body.trajectory, on_step=None if steps is None else steps.watcher(0),
+            record=self.records, on_step=None if steps is None else steps.watcher(0),
         )  # fmt: skip
         self.tickets = [ticket]
         return self.tickets
@@ -233,12 +262,38 @@ class InfillAnswer(Answering):
         return {"index": row, "text": text, "tokens": tokens, "finish_reason": "length"}
 
     def extra(self, results: list[list[Written]]) -> dict[str, Any]:
-        if not self.body.trajectory:
-            return {}
+        return {"trajectory": self.recording(results).document()} if self.records else {}
+
+    def recording(self, results: list[list[Written]]) -> Recording:
         paths = [row.trajectory for rows in results for row in rows if row.trajectory is not None]
-        details = {"model": self.one.name, "seed": str(self.seed), "steps": str(self.body.steps)}
-        recording = Recording.of(join_trajectories(paths), self.one.model.tokenizer, details)
-        return {"trajectory": recording.document()}
+        process = self.one.model.config.process
+        k = process.k if self.body.k is None else self.body.k
+        details = {
+            "model": self.one.name,
+            "noise": process.kind + ("" if k is None else f", k = {k}"),
+            "sampler": self.body.sampler,
+            "steps": str(self.body.steps),
+            "forward passes": str(max(row.nfe for rows in results for row in rows)),
+            "seed": str(self.seed),
+            "temperature": str(self.body.temperature),
+            "top-p": str(self.body.top_p),
+        }
+        return Recording.of(join_trajectories(paths), self.one.model.tokenizer, details)
+
+
+class TrajectoryAnswer(InfillAnswer):
+    """How templates were filled, as a file."""
+
+    body: Film
+
+    async def answer(self, http: HttpRequest) -> Response:
+        results = await finished(await asyncio.to_thread(self.submit, None), http)
+        async with _DRAWING:
+            content = await asyncio.to_thread(self._drawn, results)
+        return Response(content, media_type=_MEDIA[self.body.format])
+
+    def _drawn(self, results: list[list[Written]]) -> str | bytes:
+        return FORMATS[self.body.format](self.recording(results), "How the text came about")
 
 
 def _all_or_none(

@@ -1,4 +1,5 @@
-"""The routes: OpenAI's completions and models, and infilling, scoring, health and metrics."""
+"""The routes: OpenAI's completions and models, and infilling, trajectories, scoring, health, metrics and
+the page."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ from xdlm import __version__
 from xdlm.errors import UserError
 from xdlm.serve.engine import Closed, Overloaded
 from xdlm.serve.service import Served, Service
-from xdlm.serve.web.answers import CompletionAnswer, InfillAnswer
-from xdlm.serve.web.bodies import Completion, Infill, Score
+from xdlm.serve.web.answers import CompletionAnswer, InfillAnswer, TrajectoryAnswer
+from xdlm.serve.web.bodies import Completion, Film, Infill, Score
 from xdlm.serve.web.failures import answer_to, closing
 from xdlm.serve.web.guard import Guard, Json, failure
 from xdlm.serve.web.metrics import exposition
+from xdlm.serve.web.static import page_routes
 from xdlm.serve.web.streams import ClientGone, awaited
 
 
@@ -42,6 +44,7 @@ def make_app(
             allow_headers=["Authorization", "Content-Type"],
         )  # fmt: skip
     _add_errors(app)
+    app.include_router(page_routes())
     guard = Guard(app, key=key, max_body=max_body)
 
     @app.get("/healthz")
@@ -69,6 +72,10 @@ def make_app(
     @app.post("/v1/infill")
     async def infill(body: Infill, http: HttpRequest) -> Response:
         return await InfillAnswer(service, body).answer(http)
+
+    @app.post("/v1/trajectory")
+    async def trajectory(body: Film, http: HttpRequest) -> Response:
+        return await TrajectoryAnswer(service, body).answer(http)
 
     @app.post("/v1/score")
     async def score(body: Score, http: HttpRequest) -> Response:

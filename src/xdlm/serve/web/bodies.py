@@ -37,7 +37,6 @@ class Sampling(Body):
         lt=1 << 63,
         description="Same seed and settings, same text; by default by chance.",
     )
-    stream: bool = Field(False, description="Tell every step as server-sent events.")
     steps: int = Field(32, ge=1, description="Sampling steps.")
     sampler: Literal["ancestral", "confidence"] = "ancestral"
     temperature: float = Field(1.0, ge=0, le=1000, description="0 takes the most likely token.")
@@ -58,6 +57,7 @@ class Sampling(Body):
 
 
 class Completion(Sampling):
+    stream: bool = Field(False, description="Tell every step as server-sent events.")
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = ""
     max_tokens: int = Field(64, ge=1, description="Tokens to write behind the prompt.")
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = Field(
@@ -77,7 +77,7 @@ class BlankBody(Body):
     regex: Annotated[str, Field(max_length=2000)] | None = None
 
 
-class Infill(Sampling):
+class Holes(Sampling):
     template: Text = Field(description="Text with holes: <mask:12> is a hole of 12 tokens.")
     forced: dict[Annotated[str, Field(pattern=r"^\d{1,7}$")], TokenId | str] = Field(
         default_factory=dict, description="Tokens at positions of the row, by number or text."
@@ -88,8 +88,18 @@ class Infill(Sampling):
     blanks: Annotated[list[BlankBody | None], Field(max_length=256)] = Field(
         default_factory=list, description="What each hole may hold, in their order."
     )
+
+
+class Infill(Holes):
+    stream: bool = Field(False, description="Tell every step as server-sent events.")
     trajectory: bool = Field(
         False, description="Answer with every step, as xdlm sample records it."
+    )
+
+
+class Film(Holes):
+    format: Literal["html", "json", "svg", "gif"] = Field(
+        "json", description="A page that stands alone, data, or a picture of the first text."
     )
 
 

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Seconds that a client may take to send its body.
 BODY_SECONDS = 30.0
-_OPEN = ("/healthz",)
+#: What needs no key: the page asks for it.
+_OPEN = ("/healthz", "/")
+_OPEN_FOLDER = "/page/"
 
 
 class Json(Response):
@@ -71,7 +73,7 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        if scope["path"] not in _OPEN and not self._knows(headers.get(b"authorization", b"")):
+        if not _is_open(scope["path"]) and not self._knows(headers.get(b"authorization", b"")):
             refusal = failure(
                 401, "a valid API key is needed: Authorization: Bearer KEY",
                 kind="authentication_error", headers={"WWW-Authenticate": "Bearer"},
@@ -119,6 +121,10 @@ class Guard:
                 return None
             if not message.get("more_body", False):
                 return body
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN or path.startswith(_OPEN_FOLDER)
 
 
 def _too_large(limit: int) -> Json:
