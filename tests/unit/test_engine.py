@@ -166,7 +166,7 @@ def test_progress_tells_every_step(pocket: Model, engine: Engine) -> None:
 
     written = engine.submit(request(pocket, n=2, steps=5, on_step=watch)).result(60)
     for number in range(2):
-        assert [s for s in seen if s[0] == number] == [(number, i, 6) for i in range(1, 7)]
+        assert [s for s in seen if s[0] == number] == [(number, i, 6) for i in range(7)]
         assert torch.equal(last[number], written[number].tokens)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,79 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import Server, started
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-
-
-class Server:
-    """`xdlm serve` in a process of its own, on a port of its choice."""
-
-    def __init__(self, *arguments: str, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "xdlm.cli.main", "serve", "--port", "0", "--device", "cpu", *arguments],
-            stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-        )  # fmt: skip
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        assert found, line + self.process.stderr.read()
-        self.port = int(found[1])
-        self.headers: dict[str, str] = {}
-
-    def send(
-        self, method: str, path: str, body: Any = None, **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        if body is not None and not isinstance(body, bytes):
-            body = json.dumps(body).encode()
-        own = {"Content-Type": "application/json", **self.headers, **headers}
-        connection.request(method, path, body, own)
-        answer = connection.getresponse()
-        content = answer.read()
-        connection.close()
-        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, content
-
-    def post(self, path: str, **body: Any) -> dict[str, Any]:
-        status, _, content = self.send("POST", path, body)
-        assert status == 200, content
-        return json.loads(content)
-
-    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
-        status, headers, content = self.send("POST", path, {**body, "stream": True})
-        assert status == 200 and headers["content-type"].startswith("text/event-stream")
-        lines = content.decode().strip().split("\n\n")
-        assert lines[-1] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-    def metric(self, name: str, **labels: str) -> float:
-        text = self.send("GET", "/metrics")[2].decode()
-        for line in text.splitlines():
-            wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
-            if line.startswith(name + "{") and wanted:
-                return float(line.split()[-1])
-        return 0.0
-
-    def idle(self) -> None:
-        """Until nothing is being written."""
-        until = time.monotonic() + 30
-        while self.metric("xdlm_rows_active") + self.metric("xdlm_rows_waiting"):
-            assert time.monotonic() < until, "something goes on"
-            time.sleep(0.05)
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
-
-
-def started(*arguments: str, **environ: str) -> Iterator[Server]:
-    server = Server(*arguments, **environ)
-    yield server
-    if server.process.poll() is None:
-        assert server.stop() == 0
-    assert server.process.stderr is not None
-    server.process.stderr.close()
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +156,9 @@ def test_infill_with_constraints(server: Server, tmp_path: Path) -> None:
     assert path.frames[-1].tolist() == [choice["tokens"] for choice in answer["choices"]]
 
 
-@pytest.mark.parametrize("extra", [{}, {"model": "pocket-mdlm"}, {"k": 0.5}, {"sampler": "confidence"}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"model": "pocket-mdlm"}, {"k": 0.5}, {"sampler": "confidence"}]
+)
 def test_steps_add_up_to_the_text(server: Server, extra: dict[str, Any]) -> None:
     body = {"template": "The <mask:9>.", "seed": 1, "steps": 4, **extra}
     events = server.events("/v1/infill", **body)
@@ -253,7 +183,12 @@ def test_trajectories_as_files(server: Server, tmp_path: Path) -> None:
 
     body = {"template": "The <mask:9>.", "seed": 1, "steps": 4}
     tokens = server.post("/v1/infill", **body)["choices"][0]["tokens"]
-    for name, start in (("json", b"{"), ("html", b"<!doctype html>"), ("svg", b"<svg"), ("gif", b"GIF8")):
+    for name, start in (
+        ("json", b"{"),
+        ("html", b"<!doctype html>"),
+        ("svg", b"<svg"),
+        ("gif", b"GIF8"),
+    ):
         status, headers, content = server.send("POST", "/v1/trajectory", {**body, "format": name})
         assert status == 200 and content.startswith(start), content[:200]
         assert name in headers["content-type"]
@@ -286,7 +221,9 @@ def _imports(server: Server, part: str) -> list[str]:
     assert part.startswith("page/"), part
     status, headers, content = server.send("GET", f"/{part}")
     assert status == 200 and headers["x-content-type-options"] == "nosniff", part
-    assert not re.findall(r"(?:https?:)?//[a-z]+\.[a-z]+", content.decode().replace("www.w3.org", ""))
+    assert not re.findall(
+        r"(?:https?:)?//[a-z]+\.[a-z]+", content.decode().replace("www.w3.org", "")
+    )
     return [f"page/{name}" for name in re.findall(r'from "\./([\w.]+)"', content.decode())]
 
 

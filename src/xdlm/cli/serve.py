@@ -11,17 +11,18 @@ from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.errors import UserError
 
-_DESCRIPTION = """Serve models over HTTP: OpenAI-style completions, infilling, scoring.
+_DESCRIPTION = """Serve models over HTTP: a page to watch them write, OpenAI-style completions, infilling.
 
 Requests that arrive together go through the model together. The same seed and settings give the same text
 whatever else is going on. SIGTERM or Ctrl-C finishes what was begun and exits with 0.
 
-  GET  /v1/models        POST /v1/completions   POST /v1/infill   POST /v1/score
-  GET  /healthz          GET  /metrics          GET  /openapi.json
+  GET  /                 GET  /v1/models        POST /v1/completions   POST /v1/infill
+  GET  /healthz          GET  /metrics          POST /v1/trajectory    POST /v1/score
+  GET  /openapi.json
 
 examples:
   xdlm serve
-  xdlm serve --model pocket-mdlm pocket-xdlm --port 8080
+  xdlm serve --model pocket-mdlm pocket-xdlm pocket-udlm   # side by side on the page
   xdlm serve --model runs/mine --host 0.0.0.0 --api-key "$KEY" --max-length 512
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "It was"}'
 """

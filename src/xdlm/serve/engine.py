@@ -87,8 +87,8 @@ class Request:
     record: bool = False
     """Keep the trajectories."""
     on_step: Callable[[Progress], None] | None = None
-    """Called in the engine's thread before the first step of each row and after every one: it must be quick.
-    If it raises, the request fails with that."""
+    """Called in the engine's thread before the first step of each row and after every one: it must be
+    quick. If it raises, the request fails with that."""
 
 
 class Limits(NamedTuple):

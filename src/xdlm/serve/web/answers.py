@@ -25,7 +25,6 @@ from xdlm.serve.web.failures import error_of
 from xdlm.serve.web.guard import Json
 from xdlm.serve.web.streams import Steps, event, finished
 
-
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json", "svg": "image/svg+xml",
           "gif": "image/gif"}  # fmt: skip
 #: Files that are drawn at once: a long film keeps a core busy.
@@ -144,14 +143,14 @@ class Answering(ABC):
         masks = self.one.engine.process.special_ids
         moved = [
             i for i, token in enumerate(ids)
-            if before is None or token != before[i] and not {token, before[i]} <= set(masks)
+            if before is None or (token != before[i] and not {token, before[i]} <= set(masks))
         ]  # fmt: skip
         pieces = self.one.model.tokenizer.pieces([ids[i] for i in moved])
         step: dict[str, Any] = {
             "step": progress.step, "steps": progress.steps, "time": progress.time,
             "changes": [
                 [i, None if ids[i] in masks else piece,
-                 None if math.isnan(probs[i]) else round(probs[i], 4)]
+                 None if math.isnan(probs[i]) else round(probs[i], 6)]
                 for i, piece in zip(moved, pieces, strict=True)
             ],
         }  # fmt: skip

@@ -49,6 +49,13 @@ export class Pane {
     this.find(".error").hidden = false;
   }
 
+  /** As far as the run has come. */
+  drawChart() {
+    this.find(".highest").textContent = drawChart(this.chart, this.run.counts, this.run.steps + 1);
+    mark(this.chart, this.step);
+  }
+
+  /** Returns the counts of the step, in words. */
   show(step) {
     if (this.run.last < 0) return;
     this.step = Math.min(step, this.run.last);
@@ -65,8 +72,6 @@ export class Pane {
       this.run.begin(told);
       this.#makeTokens();
     } else this.run.add(told);
-    this.find(".highest").textContent = drawChart(this.chart, this.run.counts, this.run.steps + 1);
-    mark(this.chart, this.step);
   }
 
   #finish(usage, milliseconds) {

@@ -10,6 +10,7 @@ export class Player {
     this.panes = [];
     this.step = 0;
     this.timer = null;
+    this.refreshing = null; // the frame in which what has come will be drawn
     byId("play").addEventListener("click", () => this.toggle());
     byId("step").addEventListener("input", (event) => this.goTo(Number(event.target.value)));
   }
@@ -32,12 +33,10 @@ export class Player {
     if (!calm.matches) this.play();
   }
 
-  /** A pane has one more step. */
+  /** A pane has one more step. They may come faster than they can be drawn. */
   grown() {
-    byId("step").max = Math.max(0, ...this.panes.map((pane) => pane.run.steps));
-    if (this.step === 0 || (calm.matches && this.timer === null && this.finished)) {
-      this.show(calm.matches && this.finished ? this.here : 0);
-    }
+    if (this.finished) this.#refresh();
+    else this.refreshing ??= requestAnimationFrame(() => this.#refresh());
   }
 
   show(wanted) {
@@ -75,6 +74,16 @@ export class Player {
     clearInterval(this.timer);
     this.timer = null;
     byId("play").textContent = "Play";
+  }
+
+  #refresh() {
+    cancelAnimationFrame(this.refreshing);
+    this.refreshing = null;
+    byId("step").max = Math.max(0, ...this.panes.map((pane) => pane.run.steps));
+    for (const pane of this.panes) pane.drawChart();
+    // Those who want no motion see the first state, and then the last.
+    const wanted = this.finished && this.timer === null && this.step === 0 ? this.here : this.step;
+    if (wanted !== this.step || this.step === 0) this.show(wanted);
   }
 
   #tick() {
