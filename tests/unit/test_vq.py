@@ -8,10 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_images import some_images
+from test_images import grid, save_image, some_images
 
+from xdlm.cli.main import main
+from xdlm.data import ImageRows, load_images
 from xdlm.errors import UserError
-from xdlm.tokens.vq import VqCodec, VqConfig, read_llamagen
+from xdlm.tokens import Pixels
+from xdlm.tokens.vq import VqCodec, VqConfig, load_codec, read_llamagen
+from xdlm.training.codec import save_codec, train_codec
 
 SMALL = VqConfig(channels=8, multipliers="1-2", blocks=1, latent=8, codes=32, code_width=4)
 
@@ -66,6 +70,51 @@ def test_it_learns_to_keep_colours() -> None:
     codec.eval()
     error = np.abs(codec.decode(codec.encode(images)).astype(int) - images.astype(int)).mean()
     assert error < 40  # of 255; colours at random are 85 apart
+
+
+def image_rows(folder: Path) -> ImageRows:
+    """Images of one colour each."""
+    colours = np.random.default_rng(0).integers(0, 256, (16, 1, 1, 3), dtype=np.uint8)
+    save_image(grid(np.broadcast_to(colours, (16, 8, 8, 3)), 4), folder / "colours.png")
+    return load_images(str(folder / "colours.png"), Pixels(8))
+
+
+def test_a_codec_is_trained_kept_and_read_back(tmp_path: Path) -> None:
+    rows, seen = image_rows(tmp_path), []
+    codec = train_codec(rows, SMALL, steps=150, batch=16, lr=3e-3, on_step=seen.append)
+    assert seen[-1].error < seen[0].error / 2
+    assert len(np.unique(codec.encode(Pixels(8).decode(rows.take(range(16)))))) > 8
+    save_codec(codec, tmp_path / "codec")
+    again, images = load_codec(tmp_path / "codec"), some_images(2, 8)
+    np.testing.assert_array_equal(again.encode(images), codec.encode(images))
+    with pytest.raises(UserError, match="already exists"):
+        save_codec(codec, tmp_path / "codec")
+    (tmp_path / "codec" / "codec.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="does not match"):
+        load_codec(tmp_path / "codec")
+    with pytest.raises(UserError, match="is missing"):
+        load_codec(tmp_path / "absent")
+
+
+def test_training_a_codec_repeats(tmp_path: Path) -> None:
+    rows = image_rows(tmp_path)
+    one, other = (train_codec(rows, SMALL, steps=3, batch=4, seed=5) for _ in range(2))
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_codec_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    image_rows(tmp_path)
+    command = ["codec", "--data", str(tmp_path / "colours.png"), "--out", str(tmp_path / "codec"),
+               "--side", "8", "--steps", "2", "--batch", "4", "--device", "cpu",
+               "--shape.channels", "8", "--shape.codes", "16"]  # fmt: skip
+    main(command)
+    assert load_codec(tmp_path / "codec").config.codes == 16
+    for flags, message in (([], "already exists"), (["--out", str(tmp_path / "b"), "--side", "6"],
+                                                   "must be a multiple of 4")):  # fmt: skip
+        with pytest.raises(SystemExit) as stop:
+            main([*command, *flags])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 def layout(codec: VqCodec) -> str:

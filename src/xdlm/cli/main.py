@@ -22,6 +22,7 @@ VERBS = {
     "eval": "measure a model: perplexity, quality of its texts",
     "report": "tables and figures from results",
     "tokenizer": "make a tokenizer from text",
+    "codec": "make a codec from images: images to codes and back",
     "prepare": "tokenise text into shards on disk",
     "import": "take a model that others published: LLaDA, transformers, MDLM, UDLM, GIDD, XDLM",
     "export": "write a model's weights alone, in a chosen precision",

@@ -8,6 +8,8 @@ for an image of 256 x 256.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
 
+#: The files of a codec that was trained here.
+DESCRIPTION, WEIGHTS = "codec.json", "codec.safetensors"
 #: Of the published file, a record of training.
 _NO_WEIGHT = "quantize.codebook_used"
 
@@ -64,11 +69,14 @@ class VqConfig:
 
 class Losses(NamedTuple):
     """Of a batch of images, all means: how far pixels are from the original, codes from what the encoder
-    says, and the encoder from the codes."""
+    says, and the encoder from the codes. And which codes these were [n, h, w], for what the encoder said
+    [n, d, h, w]."""
 
     pixels: Tensor
     codes: Tensor
     commitment: Tensor
+    chosen: Tensor
+    said: Tensor
 
     def total(self, beta: float = 0.25) -> Tensor:
         return self.pixels + self.codes + beta * self.commitment
@@ -107,13 +115,15 @@ class VqCodec(nn.Module):
         """To be minimised. The gradient passes the choice of codes as if it were none."""
         original = self._scaled(images)
         said = self._vectors(original)
-        chosen = self.quantize.vectors()[self.quantize.nearest(said)].movedim(-1, 1)
-        straight = said + (chosen - said).detach()
+        chosen = self.quantize.nearest(said)
+        vectors = self.quantize.vectors()[chosen].movedim(-1, 1)
+        straight = said + (vectors - said).detach()
         return Losses(
             F.mse_loss(self._pixels(straight), original),
-            F.mse_loss(chosen, said.detach()),
-            F.mse_loss(said, chosen.detach()),
-        )
+            F.mse_loss(vectors, said.detach()),
+            F.mse_loss(said, vectors.detach()),
+            chosen, said.detach(),
+        )  # fmt: skip
 
     @property
     def _device(self) -> torch.device:
@@ -268,6 +278,24 @@ class Grow(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
+
+
+def load_codec(folder: Path) -> VqCodec:
+    """A codec that was trained here: codec.json and codec.safetensors, checked against each other."""
+    description, weights = folder / DESCRIPTION, folder / WEIGHTS
+    try:
+        tree = json.loads(description.read_text(encoding="utf-8"))
+        config, expected = VqConfig(**tree["config"]), tree["sha256"]
+        found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    except FileNotFoundError as error:
+        raise UserError(f"no codec at {folder}: {error.filename} is missing") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{description} is damaged: {error}") from error
+    if found != expected:
+        raise UserError(f"{weights} is damaged: its content does not match {DESCRIPTION}")
+    codec = VqCodec(config)
+    codec.load_state_dict(_fitting(load_file(weights), codec.state_dict(), weights))
+    return codec.eval().requires_grad_(False)
 
 
 def read_llamagen(file: Path, config: VqConfig | None = None) -> VqCodec:

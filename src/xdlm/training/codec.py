@@ -1,0 +1,82 @@
+"""Training a VQ codec on images, and keeping it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xdlm.data import ImageRows, ShuffledOrder
+from xdlm.errors import UserError
+from xdlm.files import atomic_folder, sha256_of
+from xdlm.tokens import Pixels
+from xdlm.tokens.vq import DESCRIPTION, WEIGHTS, VqCodec, VqConfig
+from xdlm.training.tensors import save_tensors
+
+#: Steps after which codes that nothing chose are given another place, in the first half of the run.
+_REVIVE_EVERY = 50
+
+
+class CodecStep(NamedTuple):
+    """Mean squared error of pixels on [-1, 1], and the share of codes in use of late."""
+
+    step: int
+    error: float
+    in_use: float
+
+
+def train_codec(
+    rows: ImageRows,
+    config: VqConfig,
+    *,
+    steps: int = 2000,
+    batch: int = 64,
+    lr: float = 1e-3,
+    seed: int = 0,
+    device: torch.device | None = None,
+    on_step: Callable[[CodecStep], None] | None = None,
+) -> VqCodec:
+    """Least squares on pixels with the usual terms for codes. A code that nothing has chosen for a while
+    takes the place of what the encoder says of some cell: otherwise most of the table stays unused."""
+    if min(steps, batch) < 1 or not lr > 0 or not 0 <= seed < 2**31:
+        raise UserError("steps and batch must be at least 1, lr positive, the seed in 0..2^31-1")
+    torch.manual_seed(seed)
+    codec = VqCodec(config).to(device).train()
+    optimizer = torch.optim.Adam(codec.parameters(), lr=lr)
+    order, pixels = ShuffledOrder(len(rows), seed), Pixels(rows.side)
+    used = torch.zeros(config.codes, dtype=torch.bool, device=device)
+    for step in range(steps):
+        images = pixels.decode(rows.take(order.rows(step * batch, batch)))
+        found = codec.losses(images)
+        optimizer.zero_grad(set_to_none=True)
+        found.total().backward()
+        optimizer.step()
+        used[found.chosen.flatten()] = True
+        if on_step is not None:
+            on_step(CodecStep(step + 1, found.pixels.item(), used.double().mean().item()))
+        if (step + 1) % _REVIVE_EVERY == 0 and 2 * step < steps:
+            _revive(codec, ~used, found.said)
+            used.zero_()
+    return codec.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _revive(codec: VqCodec, unused: Tensor, said: Tensor) -> None:
+    vectors = said.movedim(1, -1).flatten(0, -2)
+    picked = torch.randint(len(vectors), (int(unused.sum()),)).to(vectors.device)
+    codec.quantize.embedding.weight[unused] = vectors[picked]
+
+
+def save_codec(codec: VqCodec, folder: Path) -> None:
+    """As `load_codec` reads it; nothing that is there already is replaced."""
+    with atomic_folder(folder) as scratch:
+        weights = {name: value.cpu().contiguous() for name, value in codec.state_dict().items()}
+        save_tensors(weights, scratch / WEIGHTS)
+        about = {"type": "vq", "config": dataclasses.asdict(codec.config)}
+        about["sha256"] = sha256_of(scratch / WEIGHTS)
+        (scratch / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
