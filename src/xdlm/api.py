@@ -29,7 +29,8 @@ from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import How, Trajectory, configure, parse_template, write
 from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
-from xdlm.tokens import Pixels, TextTokenizer, Tokenizer, known_tokenizer
+from xdlm.tokens import Codes, Pixels, TextTokenizer, Tokenizer, known_tokenizer
+from xdlm.tokens.codes import PREFIX
 from xdlm.training.adapters import merge_adapters
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
@@ -346,7 +347,7 @@ def load(
     denoiser, process, tokenizer, used = read_trained(
         checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
     )
-    if isinstance(tokenizer, Pixels):
+    if not isinstance(tokenizer, TextTokenizer):
         raise UserError(f"{name} makes images: see xdlm paint, or xdlm.images in Python")
     return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
 
@@ -362,7 +363,11 @@ def check_writes(config: RunConfig) -> None:
 
 def tokenizer_of(data: DataConfig) -> Tokenizer:
     """The tokenizer that a configuration names, of text or of images."""
-    return Pixels.of_length(data.length) if data.is_images else load_tokenizer(data.tokenizer)
+    if not data.is_images:
+        return load_tokenizer(data.tokenizer)
+    if data.tokenizer.startswith(PREFIX):
+        return Codes.open(data.tokenizer.removeprefix(PREFIX), data.length)
+    return Pixels.of_length(data.length)
 
 
 def load_tokenizer(name: str | Path, root: str | Path | None = None) -> TextTokenizer:

@@ -122,10 +122,10 @@ class DataConfig:
     """Validation text, in the same forms; none to skip validation."""
     tokenizer: str = "pocket"
     """A tokenizer.json, a folder that holds one, the name of a bundled model, gpt2 or bert-base-uncased
-    (from the folder of local data, or the hub). Or pixels: the data is images, and a token is one of
-    the 256 levels of one channel of a pixel."""
+    (from the folder of local data, or the hub). Or, where the data is images: pixels, and a
+    token is one of the 256 levels of one channel of a pixel; vq:FOLDER, and it is a code of that codec."""
     length: int = 1024
-    """Tokens in a row; for pixels, 3 x side x side (3072 for 32 x 32)."""
+    """Tokens in a row; for pixels, 3 x side x side (3072 for 32 x 32), and for codes one for each cell."""
     bos: bool = False
     """Put the end-of-text token before every document too."""
     eos: bool = True
@@ -138,11 +138,11 @@ class DataConfig:
     """The training text is records with a prompt and a response, one pair to a row: prompts are never
     noised, and the loss is of responses alone."""
     flips: bool = False
-    """pixels: train on every image's mirror image too."""
+    """images: train on every image's mirror image too."""
 
     @property
     def is_images(self) -> bool:
-        return self.tokenizer == "pixels"
+        return self.tokenizer == "pixels" or self.tokenizer.startswith("vq:")
 
     def __post_init__(self) -> None:
         if self.length < 2:

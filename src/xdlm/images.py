@@ -17,7 +17,7 @@ from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import SamplerConfig, Trajectory, sample
 from xdlm.sampling.writing import join_trajectories
-from xdlm.tokens import Pixels
+from xdlm.tokens import ImageTokenizer
 from xdlm.training.device import pick_device
 from xdlm.training.trained import find_model, read_trained
 
@@ -39,11 +39,11 @@ class ImageSample:
 
 @dataclass(frozen=True)
 class ImageModel:
-    """A denoiser of pixels with its noise process. `weights` says which ones it runs on."""
+    """A denoiser of images with its noise process. `weights` says which ones it runs on."""
 
     denoiser: Denoiser
     process: NoiseProcess
-    tokenizer: Pixels
+    tokenizer: ImageTokenizer
     config: RunConfig
     weights: str
     step: int
@@ -124,12 +124,12 @@ class ImageModel:
 def load_image_model(
     name: str | Path, *, device: str = "auto", weights: str = "ema", precision: str = "float32"
 ) -> ImageModel:
-    """A model of pixels, from a checkpoint or a run folder."""
+    """A model of images, from a checkpoint or a run folder."""
     checkpoint = find_model(name)
     trained = read_trained(
         checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
     )
-    if not isinstance(trained.tokenizer, Pixels) or trained.process is None:
+    if not isinstance(trained.tokenizer, ImageTokenizer) or trained.process is None:
         raise UserError(f"{name} writes text, and this is about images")
     return ImageModel(
         trained.denoiser, trained.process, trained.tokenizer, checkpoint.config, trained.weights,

@@ -147,7 +147,7 @@ def test_strips_show_states_and_changes() -> None:
     assert maps[2, 0, 0].tolist() == blue and maps[2, 1, 1].tolist() == green
     assert maps[3, 0, 1].tolist() == red and (maps[0] == 255).all()
     assert picked_frames(path, 3).steps == 2 and picked_frames(path, 3).times[::2] == (1.0, 0.0)
-    assert strip([path, path], pixels, frames=9).shape == (4 * 3 - 1, 4 * 3 - 1, 3)
+    assert strip([(path, pixels)] * 2, frames=9).shape == (4 * 3 - 1, 4 * 3 - 1, 3)
 
 
 def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> None:

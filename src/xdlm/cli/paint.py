@@ -81,20 +81,23 @@ def run(arguments: list[str]) -> None:
         )
         for name in options.model
     ]
-    if len({model.tokenizer for model in models}) > 1:
+    if len({model.tokenizer.side for model in models}) > 1:
         raise UserError("models that are asked together must make images of one size")
     drawn = [_draw(model, config, options) for model in models]
     pages = [image_grid(sample.images, columns=options.columns) for sample in drawn]
     write_atomic(
         Path(options.out), png(image_grid(np.stack(pages), columns=1, gap=4), zoom=options.zoom)
     )
-    pixels = models[0].tokenizer
-    paths = [sample.trajectory for sample in drawn if sample.trajectory is not None]
+    paths = [
+        (sample.trajectory, model.tokenizer)
+        for sample, model in zip(drawn, models, strict=True)
+        if sample.trajectory is not None
+    ]
     if options.strip is not None:
-        picture = strip(paths, pixels, frames=options.frames)
+        picture = strip(paths, frames=options.frames)
         write_atomic(Path(options.strip), png(picture, zoom=options.zoom))
     if options.gif is not None:
-        film = [states(paths[0], pixels, i) for i in range(options.n)]
+        film = [states(*paths[0], i) for i in range(options.n)]
         write_atomic(Path(options.gif), gif(_pages(film, options.columns), zoom=options.zoom))
     for name, model, sample in zip(options.model, models, drawn, strict=True):
         console().print(

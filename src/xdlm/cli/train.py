@@ -14,7 +14,7 @@ from xdlm.config import DataConfig, RunConfig, load_config
 from xdlm.data import Rows, load_images, load_pairs, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
-from xdlm.tokens import Pixels, Tokenizer
+from xdlm.tokens import ImageTokenizer, Tokenizer
 from xdlm.training.curves import check_curves
 from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.trainer import Trainer, find_resume
@@ -99,7 +99,7 @@ def make_trainer(config: RunConfig, tokenizer: Tokenizer, world: World | None = 
 
 
 def _training_rows(tokenizer: Tokenizer, data: DataConfig) -> Rows:
-    if isinstance(tokenizer, Pixels):
+    if isinstance(tokenizer, ImageTokenizer):
         with progress(f"reading {data.train}") as show:
             return load_images(
                 data.train, tokenizer, mirrored=data.flips, limit=data.limit, on_progress=show
@@ -117,7 +117,7 @@ def read_rows(
 ) -> Rows:
     """As they are: no image is mirrored."""
     with progress(f"reading {source}") as show:
-        if isinstance(tokenizer, Pixels):
+        if isinstance(tokenizer, ImageTokenizer):
             return load_images(source, tokenizer, limit=limit, on_progress=show)
         return load_rows(
             source, tokenizer, data.length, bos=data.bos, eos=data.eos, frame=data.frame,

@@ -28,7 +28,7 @@ from xdlm.data.pictures import (
     read_parquet,
 )
 from xdlm.errors import UserError, did_you_mean
-from xdlm.tokens import Pixels
+from xdlm.tokens import ImageTokenizer, Pixels
 
 CIFAR = "cifar10"
 _GRIDS, _ARCHIVES = (".webp", ".png"), (".gz", ".tgz", ".tar")
@@ -81,7 +81,7 @@ class ImageRows(Rows):
 
 def load_images(
     source: str,
-    pixels: Pixels,
+    tokenizer: ImageTokenizer,
     *,
     mirrored: bool = False,
     limit: int | None = None,
@@ -89,18 +89,25 @@ def load_images(
     on_progress: Progress | None = None,
 ) -> ImageRows:
     """The images of a source as rows; `limit` takes the first so many."""
-    found = read_pictures(source, pixels.side, root=root, on_progress=on_progress)
+    side = tokenizer.side
+    found = read_pictures(source, side, root=root, on_progress=on_progress)
     images, labels = found.images[:limit], found.labels
-    if images.shape[1:] != pixels.shape:
+    if images.shape[1:3] != (side, side):
         height, width = images.shape[1:3]
         raise UserError(
-            f"{source} has images of {width} x {height} pixels, and data.length {pixels.length} is for "
-            f"{pixels.side} x {pixels.side}"
+            f"{source} has images of {width} x {height} pixels, and data.length {tokenizer.length} is "
+            f"for {side} x {side}"
         )
-    tokens = pixels.encode(images)
+    labels = None if labels is None else labels[:limit]
+    if mirrored and not isinstance(
+        tokenizer, Pixels
+    ):  # codes of a mirror image are codes of their own
+        images, mirrored = np.concatenate([images, images[:, :, ::-1]]), False
+        labels = None if labels is None else np.tile(labels, 2)
+    tokens = tokenizer.encode(images)
     return ImageRows(
-        TokensInMemory(tokens.reshape(-1), tokens.size, len(tokens)), pixels.length,
-        side=pixels.side, classes=None if labels is None else labels[:limit], mirrored=mirrored,
+        TokensInMemory(tokens.reshape(-1), tokens.size, len(tokens)), tokenizer.length,
+        side=side, classes=labels, mirrored=mirrored,
     )  # fmt: skip
 
 

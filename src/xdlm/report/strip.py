@@ -13,7 +13,7 @@ from xdlm.errors import UserError
 from xdlm.report.colours import LOOKS, MASK
 from xdlm.report.grid import image_grid
 from xdlm.sampling import Change, Trajectory
-from xdlm.tokens import Pixels
+from xdlm.tokens import ImageTokenizer
 
 #: What is drawn where the channels of a pixel did several things: the first of these.
 _FIRST = (Change.REMASK, Change.REFINE, Change.UNMASK)
@@ -30,31 +30,33 @@ def picked_frames(trajectory: Trajectory, n: int) -> Trajectory:
     return Trajectory(trajectory.frames[torch.from_numpy(marks)], times, trajectory.special_ids)
 
 
-def states(trajectory: Trajectory, pixels: Pixels, sample: int = 0) -> NDArray[np.uint8]:
+def states(trajectory: Trajectory, tokenizer: ImageTokenizer, sample: int = 0) -> NDArray[np.uint8]:
     """Every state of one image, [T+1, side, side, 3]; masks are grey."""
-    return pixels.decode(trajectory.frames[:, sample].numpy(), blank=BLANK)
+    return tokenizer.decode(trajectory.frames[:, sample].numpy(), blank=BLANK)
 
 
-def change_maps(trajectory: Trajectory, pixels: Pixels, sample: int = 0) -> NDArray[np.uint8]:
+def change_maps(
+    trajectory: Trajectory, tokenizer: ImageTokenizer, sample: int = 0
+) -> NDArray[np.uint8]:
     """For every state of one image what its pixels did since the state before, in the paper's colours,
     [T+1, side, side, 3]; white where nothing changed."""
-    code = trajectory.changes()[:, sample].numpy().reshape(-1, *pixels.shape)
-    maps = np.full((len(code) + 1, *pixels.shape), 255, dtype=np.uint8)
+    code = tokenizer.per_pixel(trajectory.changes()[:, sample].numpy())
+    maps = np.full((len(code) + 1, *code.shape[1:3], 3), 255, dtype=np.uint8)
     for change in reversed(_FIRST):
         maps[1:][(code == change).any(-1)] = _rgb(LOOKS[change].colour)
     return maps
 
 
 def strip(
-    trajectories: Sequence[Trajectory], pixels: Pixels, *, frames: int = 9, changes: bool = True
+    runs: Sequence[tuple[Trajectory, ImageTokenizer]], *, frames: int = 9, changes: bool = True
 ) -> NDArray[np.uint8]:
     """One row for the first image of each run, and one below it for what changed."""
     rows = []
-    for trajectory in trajectories:
+    for trajectory, tokenizer in runs:
         shown = picked_frames(trajectory, frames)
-        rows.append(states(shown, pixels))
+        rows.append(states(shown, tokenizer))
         if changes:
-            rows.append(change_maps(shown, pixels))
+            rows.append(change_maps(shown, tokenizer))
     if len({len(row) for row in rows}) > 1:
         raise UserError("a strip needs runs of one number of steps")
     return image_grid(np.concatenate(rows), columns=len(rows[0]))

@@ -89,6 +89,10 @@ class Pixels:
         levels = np.where((tokens >= 0) & (tokens < LEVELS), tokens, blank)
         return levels.astype(np.uint8).reshape(len(tokens), *self.shape)
 
+    def per_pixel(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What belongs to tokens [n, length], at their pixels and channels [n, side, side, 3]."""
+        return values.reshape(-1, *self.shape)
+
 
 def is_pixels(tree: Any) -> bool:
     """Whether a tokenizer's JSON describes pixels."""

@@ -1,4 +1,4 @@
-"""A tokenizer of either kind, as it lies beside a model's weights."""
+"""A tokenizer of any kind, as it lies beside a model's weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 from xdlm.errors import UserError
+from xdlm.tokens.codes import Codes, is_codes
 from xdlm.tokens.pixels import Pixels, is_pixels
 from xdlm.tokens.text import TextTokenizer
 
-Tokenizer = TextTokenizer | Pixels
+ImageTokenizer = Pixels | Codes
+Tokenizer = TextTokenizer | ImageTokenizer
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
@@ -21,6 +23,9 @@ def read_tokenizer(file: Path) -> Tokenizer:
     if len(text) > 1000:
         return TextTokenizer.load(file)
     try:
-        return Pixels.from_json(text) if is_pixels(json.loads(text)) else TextTokenizer.load(file)
+        tree = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is not a tokenizer file: {error}") from error
+    if is_pixels(tree):
+        return Pixels.from_json(text)
+    return Codes.from_json(text) if is_codes(tree) else TextTokenizer.load(file)

@@ -27,6 +27,7 @@ from xdlm.files import check_writable, write_atomic
 from xdlm.images import BATCH, MAX_IMAGES, ImageModel, ImageSample, load_image_model
 from xdlm.report.grid import image_grid, png
 from xdlm.sampling import Filter, Guidance, SamplerConfig
+from xdlm.tokens import Pixels
 
 _DESCRIPTION = """Distances of generated images from those of a data set, for several numbers of sampling
 steps and scales of guidance: FID and KID, and precision and recall, all from features of the Inception
@@ -145,7 +146,8 @@ def _samplers(options: Options) -> list[SamplerConfig]:
 def _reference(model: ImageModel, network: Inception, options: Options) -> Reference:
     source = options.data if options.data is not None else model.config.data.train
     with progress(f"reading {source}") as show:
-        rows = load_images(source, model.tokenizer, limit=options.limit, on_progress=show)
+        pixels = Pixels(model.tokenizer.side)
+        rows = load_images(source, pixels, limit=options.limit, on_progress=show)
     with progress(f"features of {source}") as show:
         features = reference_features(
             network, rows, cache=None if options.cache is None else Path(options.cache),

@@ -1,0 +1,107 @@
+"""Images as the codes of a VQ codec: far fewer tokens than pixels have, each of a cell of the image."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xdlm.errors import UserError
+from xdlm.tokens.vq import DESCRIPTION, VqCodec, load_codec
+
+#: How `data.tokenizer` begins that names a codec's folder.
+PREFIX = "vq:"
+_TYPE = "vq"
+#: Images that go through a codec together.
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Square colour images of `side` x `side` pixels in the codes of the codec in `folder`. A model keeps
+    the codec's place and hash, not its weights. The mask is not its concern: noise adds that."""
+
+    folder: str
+    side: int
+    sha256: str
+    codec: VqCodec = field(compare=False, repr=False)
+
+    @classmethod
+    def open(cls, folder: str, length: int) -> Codes:
+        """For images that make so many codes."""
+        codec, cells = load_codec(Path(folder)), math.isqrt(length)
+        if cells**2 != length or cells == 0:
+            raise UserError(
+                f"data.length {length} is not that of a square of codes, such as 64 or 256"
+            )
+        about = json.loads((Path(folder) / DESCRIPTION).read_text(encoding="utf-8"))
+        return cls(folder, cells * codec.config.shrink, about["sha256"], codec)
+
+    @classmethod
+    def from_json(cls, text: str) -> Codes:
+        """What `to_json` gave; the codec must be where it was, and the same."""
+        tree = json.loads(text)
+        if not {"folder", "length", "sha256"} <= tree.keys():
+            raise UserError("not a description of codes")
+        found = cls.open(tree["folder"], tree["length"])
+        if found.sha256 != tree["sha256"]:
+            raise UserError(f"{found.folder} holds another codec than the model was trained with")
+        return found
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"type": _TYPE, "folder": self.folder, "length": self.length, "sha256": self.sha256}
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, without the mask."""
+        return self.codec.config.codes
+
+    @property
+    def length(self) -> int:
+        """Tokens in an image."""
+        return self._cells**2
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.sha256} {self.side}".encode()).hexdigest()
+
+    @property
+    def _cells(self) -> int:
+        return self.side // self.codec.config.shrink
+
+    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """Images [n, side, side, 3] to tokens [n, length]."""
+        if images.shape[1:] != (self.side, self.side, 3):
+            raise UserError(
+                f"expected colour images of {self.side} x {self.side} pixels, got {images.shape[1:]}"
+            )
+        starts = range(0, len(images), _BATCH)
+        parts = [self.codec.encode(images[start : start + _BATCH]) for start in starts]
+        return np.concatenate(parts).astype(np.uint32)
+
+    def decode(self, tokens: NDArray[np.integer], *, blank: int = 128) -> NDArray[np.uint8]:
+        """Tokens [n, length] to images [n, side, side, 3]; a masked cell shows as the level `blank`."""
+        masked = (tokens < 0) | (tokens >= self.size)
+        codes = np.where(masked, 0, tokens)
+        starts = range(0, len(codes), _BATCH)
+        images = np.concatenate([self.codec.decode(codes[s : s + _BATCH]) for s in starts])
+        images[self.per_pixel(masked)[..., 0]] = blank
+        return images
+
+    def per_pixel(self, values: NDArray[Any]) -> NDArray[Any]:
+        """What belongs to tokens [n, length], at every pixel of their cells [n, side, side, 1]."""
+        grid, shrink = values.reshape(-1, self._cells, self._cells, 1), self.codec.config.shrink
+        return grid.repeat(shrink, axis=1).repeat(shrink, axis=2)
+
+
+def is_codes(tree: Any) -> bool:
+    """Whether a tokenizer's JSON describes codes."""
+    return isinstance(tree, dict) and tree.get("type") == _TYPE
