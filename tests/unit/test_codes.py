@@ -11,8 +11,9 @@ from test_images import DIT, recipe, some_images
 from test_vq import SMALL
 
 from xdlm.api import tokenizer_of
+from xdlm.cli.codec import Options
 from xdlm.cli.train import make_trainer
-from xdlm.config import RunConfig, dump_config, parse_config
+from xdlm.config import RunConfig, dump_config, load_config, parse_config
 from xdlm.data import load_images
 from xdlm.errors import UserError
 from xdlm.images import load_image_model
@@ -85,3 +86,10 @@ def test_a_codec_that_is_another_one_is_refused(config: RunConfig, tmp_path: Pat
         tokenizer_of(replace(config.data, length=15))
     with pytest.raises(UserError, match="no grid of images of 16 x 16"):
         load_images(config.data.train, Codes.open(str(tmp_path / "codec"), 64))
+
+
+def test_the_recipe_fits_the_codec_that_it_names() -> None:
+    """A default codec has cells of 4 x 4 pixels."""
+    config = load_config(Path(__file__).parents[2] / "recipes" / "cpu-codes.yaml")
+    assert config.data.is_images and config.model.n_classes == 10
+    assert config.data.length == (32 // Options(out="").shape.shrink) ** 2

@@ -57,7 +57,7 @@ def guided_law(model: Labelled, process: NoiseProcess, scale: float) -> Tensor:
 def test_samples_follow_the_guided_law(process: NoiseProcess, impl: str, scale: float) -> None:
     model = oracle()
     drawn = sample(
-        model, process, batch=40, length=500, label=torch.ones(40, dtype=torch.int64),
+        model, process, batch=20, length=250, label=torch.ones(20, dtype=torch.int64),
         config=SamplerConfig(steps=3, impl=impl, guidance=Guidance(scale)), seed=2,
     )  # fmt: skip
     assert frequencies_match(drawn.tokens, guided_law(model, process, scale))

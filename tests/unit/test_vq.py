@@ -53,25 +53,6 @@ def test_the_loss_teaches_every_part() -> None:
     assert codec.encoder.conv_in.weight.grad.abs().max() > 0  # past the choice of codes
 
 
-def test_it_learns_to_keep_colours() -> None:
-    codec = small().train()
-    colours = np.random.default_rng(0).integers(0, 256, (16, 1, 1, 3), dtype=np.uint8)
-    images = np.broadcast_to(colours, (16, 8, 8, 3))
-    optimizer = torch.optim.Adam(codec.parameters(), lr=3e-3)
-    first = last = 0.0
-    for step in range(150):
-        losses = codec.losses(images)
-        optimizer.zero_grad()
-        losses.total().backward()
-        optimizer.step()
-        last = losses.pixels.item()
-        first = last if step == 0 else first
-    assert last < first / 3
-    codec.eval()
-    error = np.abs(codec.decode(codec.encode(images)).astype(int) - images.astype(int)).mean()
-    assert error < 40  # of 255; colours at random are 85 apart
-
-
 def image_rows(folder: Path) -> ImageRows:
     """Images of one colour each."""
     colours = np.random.default_rng(0).integers(0, 256, (16, 1, 1, 3), dtype=np.uint8)
@@ -83,7 +64,11 @@ def test_a_codec_is_trained_kept_and_read_back(tmp_path: Path) -> None:
     rows, seen = image_rows(tmp_path), []
     codec = train_codec(rows, SMALL, steps=150, batch=16, lr=3e-3, on_step=seen.append)
     assert seen[-1].error < seen[0].error / 2
-    assert len(np.unique(codec.encode(Pixels(8).decode(rows.take(range(16)))))) > 8
+    images = Pixels(8).decode(rows.take(range(16)))
+    codes = codec.encode(images)
+    assert len(np.unique(codes)) > 8
+    error = np.abs(codec.decode(codes).astype(int) - images.astype(int)).mean()
+    assert error < 50  # of 255; colours at random are 85 apart
     save_codec(codec, tmp_path / "codec")
     again, images = load_codec(tmp_path / "codec"), some_images(2, 8)
     np.testing.assert_array_equal(again.encode(images), codec.encode(images))
