@@ -17,7 +17,7 @@ from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import SamplerConfig, Trajectory, sample
 from xdlm.sampling.writing import join_trajectories
-from xdlm.tokens import ImageTokenizer
+from xdlm.tokens import Codes, ImageTokenizer
 from xdlm.training.device import pick_device
 from xdlm.training.trained import find_model, read_trained
 
@@ -131,7 +131,10 @@ def load_image_model(
     )
     if not isinstance(trained.tokenizer, ImageTokenizer) or trained.process is None:
         raise UserError(f"{name} writes text, and this is about images")
+    tokenizer = trained.tokenizer
+    if isinstance(tokenizer, Codes):
+        tokenizer.to(trained.denoiser.device)
     return ImageModel(
-        trained.denoiser, trained.process, trained.tokenizer, checkpoint.config, trained.weights,
+        trained.denoiser, trained.process, tokenizer, checkpoint.config, trained.weights,
         checkpoint.step,
     )  # fmt: skip

@@ -18,7 +18,17 @@ import pytest
 from xdlm import UserError
 from xdlm.api import load_tokenizer
 from xdlm.cli.main import main
-from xdlm.data import SPECS, Rows, Rules, ShardedTokens, load_rows, open_source, pack, prepare
+from xdlm.data import (
+    SPECS,
+    Rows,
+    Rules,
+    ShardedTokens,
+    journal,
+    load_rows,
+    open_source,
+    pack,
+    prepare,
+)
 from xdlm.data.detokenizers import DETOKENIZERS
 from xdlm.data.readers import Reader
 from xdlm.tokens import TextTokenizer
@@ -149,12 +159,14 @@ def test_a_kill_at_any_write_can_be_gone_on_from(
             write(target, text)
 
         out = tmp_path / f"after-{allowed}"
-        monkeypatch.setattr(module, "write_atomic", stop_after_some)
+        for place in (module, journal):
+            monkeypatch.setattr(place, "write_atomic", stop_after_some)
         try:
             prepare(source, tokenizer, out)
             break
         except KeyboardInterrupt:
-            monkeypatch.setattr(module, "write_atomic", write)
+            for place in (module, journal):
+                monkeypatch.setattr(place, "write_atomic", write)
             prepare(source, tokenizer, out)
         found = {k: v for k, v in content(out).items() if not k.endswith(".partial")}
         assert found == content(tmp_path / "straight")

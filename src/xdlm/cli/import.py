@@ -15,7 +15,9 @@ from xdlm.config import DataConfig, ProcessConfig, RunConfig
 from xdlm.errors import UserError
 from xdlm.models import DiTConfig, LladaConfig, PretrainedConfig, build_denoiser
 from xdlm.tokens import TextTokenizer
+from xdlm.tokens.vq import read_llamagen
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
+from xdlm.training.codec import save_codec
 from xdlm.training.folders import PublishedOther, open_published
 from xdlm.training.foreign import check_rows, dit_shape, dit_tensors, read_foreign
 from xdlm.training.tensors import check_fit
@@ -27,6 +29,7 @@ _DESCRIPTION = """Turn a published model into a folder that all verbs read. FROM
   transformers  a folder of any masked or causal language model of transformers
   mdlm, udlm, gidd, xdlm   a checkpoint of one of these repositories: .ckpt (averaged weights), .pt,
                 safetensors, or a folder that holds one. Nothing that such a file holds is run.
+  llamagen      LlamaGen's codec of images, VQ-16 (vq_ds16_c2i.pt), into a folder that `vq:FOLDER` names
 
 What a file does not say is given by flags: xdlm its --process.k, gidd its --process.p-uniform.
 LLaDA folders need no import: `--model FOLDER` reads them as they are.
@@ -37,6 +40,7 @@ examples:
   xdlm import --from gidd gidd-small/ --process.p-uniform 0.2 --out models/gidd
   xdlm import --from llada LLaDA-8B-Base/ --dtype bfloat16 --out models/llada
   xdlm import --from transformers SmolLM2-135M/ --shift --out models/smol
+  xdlm import --from llamagen vq_ds16_c2i.pt --out codecs/vq16
 """
 _DITS = {"mdlm": "masked", "udlm": "uniform", "gidd": "gidd", "xdlm": "mixed"}
 
@@ -56,7 +60,7 @@ class Options:
     path: Annotated[str, positional()]
     """File or folder to read."""
     from_: Annotated[
-        Literal["llada", "transformers", "mdlm", "udlm", "gidd", "xdlm"], named("from")
+        Literal["llada", "transformers", "mdlm", "udlm", "gidd", "xdlm", "llamagen"], named("from")
     ]
     """Whose model it is."""
     out: str
@@ -78,12 +82,30 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm import", description=_DESCRIPTION)
+    if options.from_ == "llamagen":
+        _import_codec(options)
+        return
     content = _content_of_dit(options) if options.from_ in _DITS else _content_of_folder(options)
     save_checkpoint(Path(options.out), content)
     n = sum(tensor.numel() for tensor in content.tensors[MODEL].values())
     console().print(
         f"{options.out}: {n / 1e6:.1f} M parameters ({content.weights}), "
         f"{content.config.process.kind} noise",
+        markup=False,
+    )
+
+
+def _import_codec(options: Options) -> None:
+    given = {"tokenizer": options.tokenizer, "process": options.process != Noise(),
+             "shift": options.shift, "heads": options.heads}  # fmt: skip
+    for name, value in given.items():
+        if value:
+            raise UserError(f"--{name} has no meaning for --from llamagen; remove it")
+    codec = read_llamagen(Path(options.path))
+    save_codec(codec, Path(options.out))
+    shape = codec.config
+    console().print(
+        f"{options.out}: {shape.codes:,} codes, each of {shape.shrink} x {shape.shrink} pixels",
         markup=False,
     )
 

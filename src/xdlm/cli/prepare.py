@@ -9,6 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from xdlm.api import load_tokenizer
 from xdlm.cli.options import parse
+from xdlm.cli.prepare_imagenet import run as encode_images
 from xdlm.cli.progress import console
 from xdlm.data import Rules, open_source, prepare
 
@@ -26,6 +27,8 @@ examples:
   xdlm prepare --data openwebtext:train --root /data --tokenizer gpt2 --out prepared/owt --workers 4
   xdlm prepare --data fineweb-edu:train --root /data --tokenizer gpt2 --out prepared/fineweb-edu
   xdlm train recipes/cpu-tiny.yaml --data.train prepared/mine
+
+Images: `xdlm prepare imagenet --help`.
 """
 
 
@@ -51,6 +54,9 @@ class Options:
 
 
 def run(arguments: list[str]) -> None:
+    if arguments[:1] == ["imagenet"]:
+        encode_images(arguments[1:])
+        return
     options = parse(Options, arguments, prog="xdlm prepare", description=_DESCRIPTION)
     source = open_source(options.data, options.root)
     tokenizer = load_tokenizer(options.tokenizer, options.root)

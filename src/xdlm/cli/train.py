@@ -14,8 +14,9 @@ from xdlm.config import DataConfig, RunConfig, load_config
 from xdlm.data import Rows, load_images, load_pairs, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
-from xdlm.tokens import ImageTokenizer, Tokenizer
+from xdlm.tokens import Codes, ImageTokenizer, Tokenizer
 from xdlm.training.curves import check_curves
+from xdlm.training.device import pick_device
 from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.trainer import Trainer, find_resume
 
@@ -81,6 +82,8 @@ def run(arguments: list[str]) -> None:
 def make_trainer(config: RunConfig, tokenizer: Tokenizer, world: World | None = None) -> Trainer:
     """Read and pack the data, and put validation and training together."""
     data = config.data
+    if isinstance(tokenizer, Codes):
+        tokenizer.to(pick_device(config.train.device))
     rows = _training_rows(tokenizer, data)
     if data.val is None or config.train.eval_every == 0:
         return Trainer(config, tokenizer, rows, world=world)

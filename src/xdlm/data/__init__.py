@@ -1,7 +1,10 @@
 """Text and images: where they are, how they read, how they are cut, and the order of training."""
 
 from xdlm.data.ahead import Ahead
+from xdlm.data.coded import CodedManifest, is_coded, prepare_codes
+from xdlm.data.crops import Views
 from xdlm.data.documents import EMBEDDED, Source, data_root, open_source, read_documents
+from xdlm.data.image_folder import ImageFolder
 from xdlm.data.image_rows import ImageRows, load_images
 from xdlm.data.loading import load_rows
 from xdlm.data.order import ShuffledOrder
@@ -16,6 +19,8 @@ __all__ = [
     "SPECS",
     "ZERO_SHOT",
     "Ahead",
+    "CodedManifest",
+    "ImageFolder",
     "ImageRows",
     "Manifest",
     "PairRows",
@@ -26,7 +31,9 @@ __all__ = [
     "Source",
     "TokenStream",
     "TokensInMemory",
+    "Views",
     "data_root",
+    "is_coded",
     "is_prepared",
     "load_images",
     "load_pairs",
@@ -34,5 +41,6 @@ __all__ = [
     "open_source",
     "pack",
     "prepare",
+    "prepare_codes",
     "read_documents",
 ]

@@ -1,7 +1,8 @@
 """Images as rows of tokens with labels, from wherever they are.
 
 A source is `cifar10:train` or `cifar10:test`, looked for under the folder of local data in any of the forms
-that it is published in, or a file: a grid (.webp, .png), a batch (.bin) or .parquet.
+that it is published in; a file: a grid (.webp, .png), a batch (.bin) or .parquet; a folder with a folder of
+images for each class; or a folder of codes that `xdlm prepare imagenet` made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xdlm.data import cifar
+from xdlm.data.coded import is_coded, open_coded
 from xdlm.data.documents import data_root
+from xdlm.data.image_folder import FolderPixels, ImageFolder
 from xdlm.data.packing import Rows, TokensInMemory
 from xdlm.data.pictures import (
     N_CLASSES,
@@ -27,6 +30,7 @@ from xdlm.data.pictures import (
     read_grids,
     read_parquet,
 )
+from xdlm.data.shards import JOURNAL
 from xdlm.errors import UserError, did_you_mean
 from xdlm.tokens import ImageTokenizer, Pixels
 
@@ -88,7 +92,10 @@ def load_images(
     root: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> ImageRows:
-    """The images of a source as rows; `limit` takes the first so many."""
+    """The images of a source as rows; `limit` takes the first so many, or of a folder with classes so many
+    of each."""
+    if Path(source).is_dir():
+        return _of_folder(source, tokenizer, mirrored, limit, on_progress)
     side = tokenizer.side
     found = read_pictures(source, side, root=root, on_progress=on_progress)
     images, labels = found.images[:limit], found.labels
@@ -111,6 +118,36 @@ def load_images(
     )  # fmt: skip
 
 
+def _of_folder(
+    source: str,
+    tokenizer: ImageTokenizer,
+    mirrored: bool,
+    limit: int | None,
+    on_progress: Progress | None,
+) -> ImageRows:
+    """Codes that were prepared, or pixels that are decoded when they are asked for."""
+    if (Path(source) / JOURNAL).is_file():
+        raise UserError(f"{source} is unfinished; run `xdlm prepare imagenet` again to complete it")
+    side, length = tokenizer.side, tokenizer.length
+    if isinstance(tokenizer, Pixels):
+        if is_coded(source):
+            raise UserError(f"{source} holds codes, and pixels are wanted; give a folder of images")
+        folder = ImageFolder.open(source, limit=limit, on_progress=on_progress)
+        stream = FolderPixels(folder, side)
+        return ImageRows(stream, length, side=side, classes=folder.labels, mirrored=mirrored)
+    if not is_coded(source):
+        raise UserError(
+            f"{source} holds no codes; run `xdlm prepare imagenet --data {source} --codec "
+            f"{tokenizer.folder} --out FOLDER` once and give its folder"
+        )
+    if mirrored or limit is not None:
+        raise UserError(
+            f"{source} holds mirror images already, class by class: remove data.flips and data.limit"
+        )
+    codes, labels = open_coded(source, tokenizer, on_check=on_progress)
+    return ImageRows(codes, length, side=side, classes=labels)
+
+
 def read_pictures(
     source: str,
     side: int,
@@ -123,8 +160,8 @@ def read_pictures(
     if name != CIFAR or not split:
         if not Path(source).is_file():
             raise UserError(
-                f"no images at {source}: give a file (.webp, .png, .bin, .parquet), or "
-                f"{CIFAR}:train or {CIFAR}:test"
+                f"no images at {source}: give a file (.webp, .png, .bin, .parquet), a folder with a "
+                f"folder for each class, or {CIFAR}:train or {CIFAR}:test"
             )
         return _read([Path(source)], None, side, on_progress)
     if split not in cifar.SPLITS:

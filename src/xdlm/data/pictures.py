@@ -50,7 +50,7 @@ def read_grids(files: Sequence[Path], side: int, on_progress: Progress | None = 
     """All images of some grids, with the labels beside them."""
     parts = []
     for i, file in enumerate(files):
-        parts.append(_cut(_decoded(file.read_bytes(), str(file)), side, str(file)))
+        parts.append(_cut(decoded(file.read_bytes(), str(file)), side, str(file)))
         if on_progress is not None:
             on_progress(i + 1, len(files))
     images = np.concatenate(parts)
@@ -88,7 +88,7 @@ def read_parquet(file: Path, on_progress: Progress | None = None) -> Pictures:
         encoded = cell.get("bytes") if isinstance(cell, dict) else cell
         if not isinstance(encoded, bytes):
             raise UserError(f"{where}: expected an encoded image in the column 'img' or 'image'")
-        image = _decoded(encoded, where)
+        image = decoded(encoded, where)
         if parts and image.shape != parts[0].shape:
             raise UserError(
                 f"{where}: {_size(image)} pixels, where those before have {_size(parts[0])}"
@@ -122,8 +122,8 @@ def from_planes(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(images)
 
 
-def _decoded(content: bytes, name: str) -> NDArray[np.uint8]:
-    """The pixels of an encoded colour image."""
+def decoded(content: bytes, name: str, *, convert: bool = False) -> NDArray[np.uint8]:
+    """The pixels of an encoded colour image; with `convert`, of any other as one."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -131,6 +131,8 @@ def _decoded(content: bytes, name: str) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(content)) as image:
             image.load()
+            if convert:
+                return np.asarray(image.convert("RGB"))
             if image.mode != "RGB":
                 what = "a grey-scale image" if image.mode in ("1", "L", "LA") else "an image"
                 raise UserError(

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from xdlm.data.documents import Source
+from xdlm.data.journal import compare, holds_anything, journal_of, write_journal
 from xdlm.data.packing import encode_documents, token_dtype
 from xdlm.data.shards import (
     FORMAT,
@@ -85,13 +86,13 @@ def prepare(
     inputs = _inputs(source, tokenizer, rules)
     if is_prepared(out):
         done = read_manifest(out)
-        _compare({name: getattr(done, name) for name in inputs}, inputs, out)
+        compare({name: getattr(done, name) for name in inputs}, inputs, out)
         for shard in done.shards:
             check_shard(out / shard.name, shard)
         return done
-    if not (out / JOURNAL).is_file() and _holds_anything(out):
+    if not (out / JOURNAL).is_file() and holds_anything(out):
         raise UserError(f"{out} holds something else; choose another folder")
-    shards = _journal_of(out, inputs)
+    shards = journal_of(out, inputs)
     documents = islice(source.documents(), rules.limit)
     for _ in range(sum(shard.documents for shard in shards)):  # read again, not tokenised again
         next(documents)
@@ -101,10 +102,10 @@ def prepare(
     with _tokenise(groups, tokenizer, rules, workers) as tokenised:
         while batch := list(_progressing(islice(tokenised, SHARD_GROUPS), shards, on_progress)):
             if not shards:  # first of all, so that a folder without one was never ours
-                _write_journal(out, inputs, shards)
+                write_journal(out, inputs, shards)
                 write_atomic(out / TOKENIZER, tokenizer.to_json())
             shards.append(_write_shard(out, len(shards), batch))
-            _write_journal(out, inputs, shards)
+            write_journal(out, inputs, shards)
     manifest = Manifest(
         source=source.name, hub=source.hub, **inputs,
         tokens=sum(shard.tokens for shard in shards),
@@ -131,48 +132,6 @@ def _inputs(source: Source, tokenizer: TextTokenizer, rules: Rules) -> dict[str,
         "dtype": np.dtype(token_dtype(tokenizer.size)).name,
     }  # fmt: skip
     return json.loads(json.dumps(inputs))  # as a file gives them back
-
-
-def _compare(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UserError(
-                f"{out} was made from other inputs ({name} differs); choose another folder or "
-                "delete this one"
-            )
-
-
-def _holds_anything(out: Path) -> bool:
-    """More than what a kill in the middle of writing a first file would leave."""
-    if not out.is_dir():
-        return out.exists()
-    return any(not file.name.endswith(".partial") for file in out.iterdir())
-
-
-def _write_journal(out: Path, inputs: dict[str, Any], shards: list[Shard]) -> None:
-    journal = {"inputs": inputs, "shards": [asdict(shard) for shard in shards]}
-    write_atomic(out / JOURNAL, json.dumps(journal))
-
-
-def _journal_of(out: Path, inputs: dict[str, Any]) -> list[Shard]:
-    """Shards that an interrupted run has finished."""
-    file = out / JOURNAL
-    if not file.is_file():
-        return []
-    try:
-        journal = json.loads(file.read_text(encoding="utf-8"))
-        shards = [Shard(**shard) for shard in journal["shards"]]
-        found = journal["inputs"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{file} is damaged: {error}; delete {out} and start again") from error
-    _compare(found, inputs, out)
-    whole = []
-    for shard in shards:
-        file = out / shard.name
-        if not file.is_file() or sha256_of(file) != shard.sha256:
-            break  # from here on make them again
-        whole.append(shard)
-    return whole
 
 
 def _groups(documents: Iterator[str]) -> Iterator[list[str]]:

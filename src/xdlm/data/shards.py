@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,41 +95,43 @@ def _is_consistent(manifest: Manifest) -> bool:
     return sizes_fit and manifest.tokens == sum(shard.tokens for shard in manifest.shards)
 
 
-class ShardedTokens:
-    """A `TokenStream` over memory-mapped shards."""
+class MappedTokens:
+    """Shards laid end to end, mapped into memory."""
 
     def __init__(
-        self, folder: str | Path, *, on_check: Callable[[int, int], None] | None = None
+        self,
+        folder: Path,
+        shards: Sequence[Shard],
+        dtype: str,
+        *,
+        on_check: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Opens a folder and checks every shard against the manifest."""
-        folder = Path(folder)
-        self.manifest = read_manifest(folder)
-        for i, shard in enumerate(self.manifest.shards):
+        """Checks every shard against what is said of it."""
+        for i, shard in enumerate(shards):
             check_shard(folder / shard.name, shard)
             if on_check is not None:
-                on_check(i + 1, len(self.manifest.shards))
-        dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
-        self._maps = [
-            np.memmap(folder / shard.name, dtype=dtype, mode="r") for shard in self.manifest.shards
-        ]
-        counts = [shard.tokens for shard in self.manifest.shards]
+                on_check(i + 1, len(shards))
+        self._shards, self._dtype = list(shards), np.dtype(dtype)
+        stored = self._dtype.newbyteorder("<")
+        self._maps = [np.memmap(folder / shard.name, dtype=stored, mode="r") for shard in shards]
+        counts = [shard.tokens for shard in shards]
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     @property
     def n_tokens(self) -> int:
-        return self.manifest.tokens
+        return int(self._starts[-1])
 
     @property
     def n_characters(self) -> int:
-        return self.manifest.characters
+        return sum(shard.characters for shard in self._shards)
 
     @property
     def n_documents(self) -> int:
-        return self.manifest.documents
+        return sum(shard.documents for shard in self._shards)
 
     @property
     def digest(self) -> str:
-        hashes = [self.manifest.dtype, *(shard.sha256 for shard in self.manifest.shards)]
+        hashes = [self._dtype.name, *(shard.sha256 for shard in self._shards)]
         return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
     def read(self, start: int, stop: int) -> Tokens:
@@ -140,8 +142,18 @@ class ShardedTokens:
             part = self._maps[first][offset : offset + stop - start]
             parts.append(part)
             start, first = start + len(part), first + 1
-        dtype = np.dtype(self.manifest.dtype)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self._dtype)
+
+
+class ShardedTokens(MappedTokens):
+    """A `TokenStream` over the shards of text in a folder."""
+
+    def __init__(
+        self, folder: str | Path, *, on_check: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Opens a folder and checks every shard against the manifest."""
+        self.manifest = made = read_manifest(Path(folder))
+        super().__init__(Path(folder), made.shards, made.dtype, on_check=on_check)
 
 
 def check_shard(file: Path, shard: Shard) -> None:

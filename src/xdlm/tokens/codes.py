@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from xdlm.errors import UserError
@@ -76,6 +77,11 @@ class Codes:
     @property
     def _cells(self) -> int:
         return self.side // self.codec.config.shrink
+
+    def to(self, device: torch.device) -> Codes:
+        """The same, with the codec on a device."""
+        self.codec.to(device)
+        return self
 
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.uint32]:
         """Images [n, side, side, 3] to tokens [n, length]."""

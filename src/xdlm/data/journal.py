@@ -1,0 +1,54 @@
+"""What an interrupted preparation has finished: a journal beside the shards until all are there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from xdlm.data.shards import JOURNAL, Shard
+from xdlm.errors import UserError
+from xdlm.files import sha256_of, write_atomic
+
+
+def compare(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise UserError(
+                f"{out} was made from other inputs ({name} differs); choose another folder or "
+                "delete this one"
+            )
+
+
+def holds_anything(out: Path) -> bool:
+    """More than what a kill in the middle of writing a first file would leave."""
+    if not out.is_dir():
+        return out.exists()
+    return any(not file.name.endswith(".partial") for file in out.iterdir())
+
+
+def write_journal(out: Path, inputs: dict[str, Any], shards: list[Shard]) -> None:
+    journal = {"inputs": inputs, "shards": [asdict(shard) for shard in shards]}
+    write_atomic(out / JOURNAL, json.dumps(journal))
+
+
+def journal_of(out: Path, inputs: dict[str, Any]) -> list[Shard]:
+    """Shards that an interrupted run has finished."""
+    file = out / JOURNAL
+    if not file.is_file():
+        return []
+    try:
+        journal = json.loads(file.read_text(encoding="utf-8"))
+        shards = [Shard(**shard) for shard in journal["shards"]]
+        found = journal["inputs"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{file} is damaged: {error}; delete {out} and start again") from error
+    compare(found, inputs, out)
+    whole = []
+    for shard in shards:
+        file = out / shard.name
+        if not file.is_file() or sha256_of(file) != shard.sha256:
+            break  # from here on make them again
+        whole.append(shard)
+    return whole
