@@ -12,6 +12,7 @@ import torch
 from test_image_scores import Toy
 from test_images import as_grids, recipe, some_images
 from test_unet import SMALL
+from test_vq import small
 
 from xdlm.api import tokenizer_of
 from xdlm.cli.main import main
@@ -27,6 +28,7 @@ from xdlm.report.grid import image_grid, png
 from xdlm.report.strip import BLANK, change_maps, picked_frames, states, strip
 from xdlm.sampling import Change, Guidance, SamplerConfig, Trajectory
 from xdlm.tokens import Pixels
+from xdlm.training.codec import save_codec
 
 Image = pytest.importorskip("PIL.Image")
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -93,6 +95,7 @@ def test_eval_image_writes_records_and_pictures(
 ) -> None:
     network = Toy()
     monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+    network.classes = None
     records, pictures = folder / "images.jsonl", folder / "pictures"
     arguments = [
         "eval", "image", "--model", str(folder / "run"), "--n", "12", "--steps", "2", "4",
@@ -117,6 +120,32 @@ def test_eval_image_writes_records_and_pictures(
     assert network.calls == 2 * calls - 1 and len(read_records(records)) == 17
     main([*arguments, "--records", str(records), "--steps", "4", "5", "--guidance", "1"])
     assert [r.steps for r in read_records(records)[17:]] == [5, 5, 5, 5]
+
+
+def test_images_of_a_data_set_are_measured(folder: Path, monkeypatch, capsys) -> None:
+    """Against themselves: no distance; as a codec gives them back: some."""
+    network = Toy()
+    network.classes = None
+    monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+    save_codec(small(), folder / "codec")
+    source, records = str(folder / "some.png"), str(folder / "real.jsonl")
+    words = ["eval", "image", "--images", source, "--data", source, "--side", "8", "--device", "cpu",
+             "--records", records]  # fmt: skip
+    main(words)
+    main([*words, "--codec", str(folder / "codec")])
+    found = read_records(Path(records))
+    assert [r.metric for r in found[::4]] == ["real_fid", "real_fid"] and found[0].n == 12
+    assert abs(found[0].value) < 1e-3 < found[4].value and "codec" in found[4].model
+    calls = network.calls
+    main(words)
+    assert network.calls == calls + 1 and len(read_records(Path(records))) == 8
+    for flags, message in (
+        (["--images", source], "--images needs --data"),
+        (["--model", str(folder / "run"), "--codec", "x"], "--codec is for --images"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["eval", "image", *flags, "--device", "cpu"])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_bad_measures_get_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:

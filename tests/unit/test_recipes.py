@@ -60,27 +60,35 @@ def test_the_reproduction_compares_noise_alone() -> None:
     assert len({config.train.out for config in found.values()}) == len(found)
 
 
+def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
+    """Commands are noted and taken for done; what is returned fills up with them."""
+    said: list[tuple[str, ...]] = []
+    trained: set[str] = set()
+
+    def xdlm(log: Path, *words: str) -> None:
+        time.sleep(0.01)
+        said.append((log.name.removesuffix(".log"), *words))
+        if words[0] == "train":
+            trained.add(words[1])
+
+    def steps_left(self, run: str) -> int:
+        return int(str(self._recipes[run]) not in trained)
+
+    monkeypatch.setitem(script["main"].__globals__, "xdlm", xdlm)
+    monkeypatch.setattr("xdlm.cli.lanes.xdlm", xdlm)
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.steps_left", steps_left)
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.step_of_newest", lambda self, run: 5000)
+    return said
+
+
 @pytest.mark.parametrize("lanes", ["1", "3"])
 def test_the_script_trains_and_measures_what_depends_on_it(
     tmp_path: Path, monkeypatch, lanes: str
 ) -> None:
     """The judge before any measurement, what is adapted after what it starts from, each run once."""
     script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
-    scope = script["main"].__globals__
-    said: list[tuple[str, ...]] = []
-    done: set[str] = set()
-
-    def xdlm(log: str, *words: str) -> None:
-        time.sleep(0.01)
-        said.append((log, *words))
-        if words[0] == "train":
-            done.add(str(Path(words[1])))
-
+    said = pretend(monkeypatch, script)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(scope, "xdlm", xdlm)
-    monkeypatch.setitem(scope, "steps_left", lambda run: int(script["recipe"](run) not in done))
-    monkeypatch.setitem(scope, "step_of_newest", lambda run: 5000)
-    monkeypatch.setitem(scope, "latest_checkpoint", lambda run: run)
     monkeypatch.setattr("sys.argv", ["run.py", "--minutes", "1", "--lanes", lanes, "--judge", "x"])
     script["main"]()
     logs = [log for log, *_ in said]
@@ -95,6 +103,44 @@ def test_the_script_trains_and_measures_what_depends_on_it(
             at = words.index("--judge")
             assert words[at + 1 : at + 3] == ["runs/repro/judge", "x"]
     assert {f"{run}.measure" for run in runs} <= set(logs) and "mdlm.as-xdlm" in logs
+
+
+@pytest.mark.parametrize("folder", ["repro", "codes"])
+def test_the_image_study_compares_noise_alone(folder: str) -> None:
+    found = {p.stem: load_config(p) for p in (RECIPES / "cifar10" / folder).glob("*.yaml")}
+    pixels = folder == "repro"
+    assert sorted(found) == ["gidd", "mdlm", "udlm", "xdlm-k0.1", *(["xdlm-k0.5"] * pixels)]
+    one = found["mdlm"]
+    for method, config in found.items():
+        assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
+        same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
+        assert same == one and one.model.n_classes == 10
+        assert config.train.out == f"runs/cifar10/{'' if pixels else 'codes-'}{method}"
+
+
+def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch) -> None:
+    """The yardstick and the codec before all, a measurement after its training, pictures of all at last."""
+    script = runpy.run_path(str(RECIPES / "cifar10" / "run.py"))
+    said = pretend(monkeypatch, script)
+    monkeypatch.chdir(tmp_path)
+    words = ["--minutes", "1", "--lanes", "2", "--inception", "x.pt", "--train-steps", "70"]
+    monkeypatch.setattr("sys.argv", ["run.py", *words, "--compile"])
+    script["main"]()
+    logs = [log for log, *_ in said]
+    assert logs[:3] == ["real.measure", "codec", "codec.measure"]
+    trained = [(log, *words) for log, *words in said if words[0] == "train"]
+    assert sorted(log for log, *_ in trained) == sorted(script["RECIPES"]) and len(trained) == 9
+    for log, *words in trained:
+        assert ("70" in words) == (not log.startswith("codes-")) and "--train.compile" in words
+        assert logs.index(f"{log}.measure") > logs.index(log)
+        assert logs.count(f"{log}.measure") == (3 if log.startswith("codes-") else 2)
+    measured = [words for log, *words in said if "--model" in words and words[0] == "eval"]
+    for words in measured:
+        assert words[words.index("--guidance") + 1 : words.index("--batch")] == ["1", "2"]
+        assert words[words.index("--inception") + 1] == "x.pt"
+    painted = [words for log, *words in said if words[0] == "paint"]
+    assert [words.index("--n") for words in painted] == [7, 7, 6, 6, 6]  # so many models before it
+    assert logs[-5:] == ["paint.pixels"] * 2 + ["paint.codes"] * 3
 
 
 def test_adaptation_differs_in_noise_alone() -> None:

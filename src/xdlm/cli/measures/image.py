@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 from rich.table import Table
 
 from xdlm.cli.measures.common import check_target, keep, show_table, with_error
@@ -17,12 +18,15 @@ from xdlm.data import load_images
 from xdlm.errors import UserError
 from xdlm.evaluation.cost import training_cost
 from xdlm.evaluation.images import (
+    Drawn,
     Inception,
     Reference,
     load_inception,
     measure,
     metrics_of,
     plan_painting,
+    plan_real,
+    real_images,
     reference_features,
 )
 from xdlm.evaluation.records import EvalRecord, measurement, resume_records
@@ -30,14 +34,17 @@ from xdlm.files import check_writable, write_atomic
 from xdlm.images import BATCH, MAX_IMAGES, ImageModel, ImageSample, load_image_model
 from xdlm.report.grid import image_grid, png
 from xdlm.sampling import Filter, Guidance, SamplerConfig
-from xdlm.tokens import Pixels
+from xdlm.tokens import Codes, Pixels
+from xdlm.tokens.vq import load_codec
+from xdlm.training.device import pick_device
 from xdlm.training.trained import find_checkpoint
 
 _DESCRIPTION = """Distances of generated images from those of a data set, for several numbers of sampling
 steps and scales of guidance: FID and KID, and precision and recall, all from features of the Inception
-network of 2015; and the Inception Score, where the network's file has its classes too, as pytorch-fid's .pth
-has. Classes are drawn in turn, as many of each. Called again with the same --records, it measures only what
-they do not hold.
+network of 2015; and the Inception Score, where the network's file has its classes too (as pytorch-fid's
+.pth). Classes are drawn in turn, as many of each. Called again with the same --records, it measures only
+what they do not hold. With --images it is not a model's images that are measured but those of a data set,
+as they are or as they come back from a codec.
 
 FID depends on the number of images: compare at equal --n (the papers have 50,000). KID, precision and
 recall look at the first 10,000 of either side.
@@ -46,6 +53,7 @@ examples:
   xdlm eval image --model runs/cifar10-xdlm-k0.1 --steps 32 128 --n 10000 --records images.jsonl
   xdlm eval image --model runs/cifar10-mdlm --guidance 1 2 --n 50000 --cache features/
   xdlm eval image --model runs/imagenet-udlm --data ILSVRC2012/train --steps 4 8 16 32 --n 50000
+  xdlm eval image --images cifar10:test --data cifar10:train
   xdlm eval image --model runs/cpu-pixels --n 64 --steps 8 --data cifar10:test --samples pictures/
 """
 #: Images in a picture of samples.
@@ -62,6 +70,12 @@ class Options:
     """Scales of guidance by the class; 1 is off, 2 the paper's."""
     schedule: str = "constant"
     """How the scale changes on the way: constant, rising, falling or middle."""
+    images: str | None = None
+    """Measure the images of this data set instead of a model's."""
+    codec: str | None = None
+    """With --images: measure what comes back from this codec, a folder."""
+    side: int = 32
+    """With --images: pixels along a side."""
     n: int = 10_000
     """Images for each number of steps and scale."""
     data: str | None = None
@@ -97,51 +111,106 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm eval image", description=_DESCRIPTION)
     samplers = _samplers(options)
     check_target(options.records)
-    held = {} if options.records is None else _held(Path(options.records))
     for folder in (options.samples, options.cache):
         if folder is not None:
             check_writable(Path(folder), make=False)
+    held = {} if options.records is None else _held(Path(options.records))
+    if options.images is not None:
+        _measure_data(options, options.images, held)
+        return
+    if options.codec is not None:
+        raise UserError("--codec is for --images: a model of codes has a codec of its own")
     model = load_image_model(
         options.model, device=options.device, weights=options.weights, precision=options.precision
     )
     if not model.denoiser.n_classes and set(options.guidance) != {1.0}:
         raise UserError("--guidance needs a model with classes, and this one was built without")
-    weights = None if options.inception is None else Path(options.inception)
-    network = load_inception(weights, model.denoiser.device)
-    reference = _reference(model, network, options)
+    network = _network(options, model.denoiser.device)
+    source = options.data if options.data is not None else model.config.data.train
+    reference = _reference(source, model.tokenizer.side, network, options)
     cost = training_cost(model, options.model, find_checkpoint(options.model))
     if cost is not None and measurement(cost) not in held:
         keep(options.records, cost)
-    score = ["Inception Score"] if "inception_score" in metrics_of(network) else []
-    table = Table(
-        "steps", "guidance", "FID", "KID x 1000", "precision", "recall", *score, "forward passes"
-    )
+    table = Table("steps", "guidance", *_columns(network), "forward passes")
     for config in samplers:
         plan = plan_painting(
             model, options.model, network, reference, n=options.n, config=config, seed=options.seed
         )
-        keys = [measurement(replace(plan, metric=metric)) for metric in metrics_of(network)]
-        records = [held[key] for key in keys if key in held]
-        if len(records) < len(keys):
-            shown: list[ImageSample] = []
-            records = measure(
-                plan, network, reference, _watched(model, config, options, shown), progress=progress
-            )
-            if options.samples is not None:
-                _keep_picture(Path(options.samples), config, shown)
-            keep(options.records, *(r for r in records if measurement(r) not in held))
-        distance, kernel, precision, recall, *scores = records
+        shown: list[ImageSample] = []
+        drawn = _watched(model, config, options, shown)
+        records = _once(plan, network, reference, drawn, held, options)
+        if shown and options.samples is not None:
+            _keep_picture(Path(options.samples), config, shown)
         table.add_row(
-            str(config.steps), f"{config.guidance.scale:g}",
-            with_error(distance.value, distance.stderr, 3),
-            with_error(1000 * (kernel.value or 0.0), 1000 * (kernel.stderr or 0.0), 3),
-            f"{precision.value:.3f}", f"{recall.value:.3f}",
-            *(with_error(r.value, r.stderr, 3) for r in scores), f"{distance.nfe:.0f}",
+            str(config.steps), f"{config.guidance.scale:g}", *_cells(records),
+            f"{records[0].nfe:.0f}",
         )  # fmt: skip
-    law = reference.features.law
-    show_table(
-        table, f"{options.model}, {options.n} images each, against {law.n} of {reference.source}"
+    _show(table, options.model, options.n, reference)
+
+
+def _measure_data(options: Options, source: str, held: dict[str, EvalRecord]) -> None:
+    """Real images in place of a model's."""
+    if options.data is None:
+        raise UserError("--images needs --data: what are they compared with?")
+    device = pick_device(options.device)
+    network = _network(options, device)
+    reference = _reference(options.data, options.side, network, options)
+    with progress(f"reading {source}") as show:
+        rows = load_images(source, Pixels(options.side), on_progress=show)
+    codes = None
+    if options.codec is not None:
+        codec = load_codec(Path(options.codec))
+        codes = Codes(options.codec, options.side, "", codec.to(device))
+    plan = plan_real(
+        source, options.codec, rows, network, reference, seed=options.seed, device=device
     )
+    records = _once(plan, network, reference, real_images(rows, codes), held, options)
+    table = Table(*_columns(network))
+    table.add_row(*_cells(records))
+    _show(table, plan.model, plan.n, reference)
+
+
+def _once(
+    plan: EvalRecord,
+    network: Inception,
+    reference: Reference,
+    drawn: Iterator[Drawn],
+    held: dict[str, EvalRecord],
+    options: Options,
+) -> list[EvalRecord]:
+    """What was measured before, or else what is found now."""
+    keys = [measurement(replace(plan, metric=metric)) for metric in metrics_of(network, plan)]
+    records = [held[key] for key in keys if key in held]
+    if len(records) == len(keys):
+        return records
+    records = measure(plan, network, reference, drawn, progress=progress)
+    keep(options.records, *(r for r in records if measurement(r) not in held))
+    return records
+
+
+def _columns(network: Inception) -> list[str]:
+    score = ["Inception Score"] if network.classes is not None else []
+    return ["FID", "KID x 1000", "precision", "recall", *score]
+
+
+def _cells(records: list[EvalRecord]) -> list[str]:
+    distance, kernel, precision, recall, *scores = records
+    return [
+        with_error(distance.value, distance.stderr, 3),
+        with_error(1000 * (kernel.value or 0.0), 1000 * (kernel.stderr or 0.0), 3),
+        f"{precision.value:.3f}", f"{recall.value:.3f}",
+        *(with_error(r.value, r.stderr, 3) for r in scores),
+    ]  # fmt: skip
+
+
+def _show(table: Table, name: str, n: int, reference: Reference) -> None:
+    law = reference.features.law
+    show_table(table, f"{name}, {n} images each, against {law.n} of {reference.source}")
+
+
+def _network(options: Options, device: torch.device) -> Inception:
+    weights = None if options.inception is None else Path(options.inception)
+    return load_inception(weights, device)
 
 
 def _held(file: Path) -> dict[str, EvalRecord]:
@@ -166,11 +235,9 @@ def _samplers(options: Options) -> list[SamplerConfig]:
     ]  # fmt: skip
 
 
-def _reference(model: ImageModel, network: Inception, options: Options) -> Reference:
-    source = options.data if options.data is not None else model.config.data.train
+def _reference(source: str, side: int, network: Inception, options: Options) -> Reference:
     with progress(f"reading {source}") as show:
-        pixels = Pixels(model.tokenizer.side)
-        rows = load_images(source, pixels, limit=options.limit, on_progress=show)
+        rows = load_images(source, Pixels(side), limit=options.limit, on_progress=show)
     with progress(f"features of {source}") as show:
         features = reference_features(
             network, rows, cache=None if options.cache is None else Path(options.cache),

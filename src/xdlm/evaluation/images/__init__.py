@@ -8,10 +8,19 @@ from xdlm.evaluation.images.features import (
     reference_features,
 )
 from xdlm.evaluation.images.inception import Inception, default_weights, load_inception
-from xdlm.evaluation.images.painting import Reference, measure, metrics_of, plan_painting
+from xdlm.evaluation.images.painting import (
+    Drawn,
+    Reference,
+    measure,
+    metrics_of,
+    plan_painting,
+    plan_real,
+    real_images,
+)
 from xdlm.evaluation.images.scores import InceptionScore, fid, fid_error, kid, precision_recall
 
 __all__ = [
+    "Drawn",
     "FeatureSet",
     "Gaussian",
     "Inception",
@@ -27,6 +36,8 @@ __all__ = [
     "measure",
     "metrics_of",
     "plan_painting",
+    "plan_real",
     "precision_recall",
+    "real_images",
     "reference_features",
 ]

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from xdlm.evaluation.images.features import FeatureSet, digest_of, features_of
+from xdlm import __version__
+from xdlm.data import ImageRows
+from xdlm.evaluation.images.features import FeatureSet, batches_of, digest_of, features_of
 from xdlm.evaluation.images.inception import Inception
 from xdlm.evaluation.images.scores import InceptionScore, fid, fid_error, kid, precision_recall
-from xdlm.evaluation.provenance import provenance
+from xdlm.evaluation.provenance import commit, provenance
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.subject import Loaded, Progress, unseen
 from xdlm.sampling import SamplerConfig
+from xdlm.tokens import Codes
+from xdlm.training.device import describe
 
 #: What records call the network that the features are of.
 NETWORK = "inception-2015"
+#: What metrics of a data set's own images begin with.
+REAL = "real_"
 
 
 class Drawn(Protocol):
@@ -61,10 +69,45 @@ def plan_painting(
     )  # fmt: skip
 
 
-def metrics_of(network: nn.Module) -> tuple[str, ...]:
+class RealImages(NamedTuple):
+    """Images [b, side, side, 3] that nobody made."""
+
+    images: NDArray[np.uint8]
+    nfe: int = 0
+
+
+def plan_real(
+    source: str,
+    codec: str | None,
+    rows: ImageRows,
+    network: nn.Module,
+    reference: Reference,
+    *,
+    seed: int,
+    device: torch.device,
+) -> EvalRecord:
+    """The same for the images of a data set, as they are or as they come back from a codec."""
+    digest = hashlib.sha256(f"{rows.digest} {codec}".encode()).hexdigest()
+    return EvalRecord(
+        metric=REAL, value=None, stderr=None, n=len(rows), seed=seed,
+        model=source if codec is None else f"{source} through {codec}", step=0, weights="none",
+        dtype="float32", config={}, tokenizer_sha256=digest, xdlm=__version__, commit=commit(),
+        torch=torch.__version__, device=describe(device), data=reference.source,
+        data_sha256=reference.digest, length=rows.length, judge=NETWORK,
+        judge_sha256=digest_of(network),
+    )  # fmt: skip
+
+
+def real_images(rows: ImageRows, codes: Codes | None) -> Iterator[RealImages]:
+    for images in batches_of(rows):
+        yield RealImages(images if codes is None else codes.decode(codes.encode(images)))
+
+
+def metrics_of(network: nn.Module, plan: EvalRecord) -> list[str]:
     """What `measure` finds with a network, in that order."""
     scored = isinstance(network, Inception) and network.classes is not None
-    return ("fid", "kid", "precision", "recall", *(("inception_score",) if scored else ()))
+    names = ("fid", "kid", "precision", "recall", *(("inception_score",) if scored else ()))
+    return [f"{plan.metric}{name}" for name in names]
 
 
 def measure(
@@ -102,13 +145,12 @@ def measure(
     plan = replace(plan, nfe=float(most), details=about)
     distance, error = fid(real.law, found.law), fid_error(real.law, found.law, here)
     took = {"seconds": time.perf_counter() - began}  # told once: all are of the same images
-    records = [
-        replace(plan, metric="fid", value=distance, stderr=error, details=about | took),
-        replace(plan, metric="kid", value=kernel.value, stderr=kernel.stderr),
-        replace(plan, metric="precision", value=shares.precision),
-        replace(plan, metric="recall", value=shares.recall),
-    ]
+    values = [(distance, error), (kernel.value, kernel.stderr), (shares.precision, None),
+              (shares.recall, None)]  # fmt: skip
     if score is not None:
-        value, stderr = score.result()
-        records.append(replace(plan, metric="inception_score", value=value, stderr=stderr))
-    return records
+        values.append(score.result())
+    records = [
+        replace(plan, metric=metric, value=value, stderr=stderr)
+        for metric, (value, stderr) in zip(metrics_of(network, plan), values, strict=True)
+    ]
+    return [replace(records[0], details=about | took), *records[1:]]

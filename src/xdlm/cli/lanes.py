@@ -1,0 +1,134 @@
+"""A study as a script: runs that train in lanes within so many minutes, each measured when it is done.
+
+Every command is a process of its own, whose output goes to a file: several may run at a time. Started
+again, a study goes on where it stopped; what is left of the minutes is shared among the runs that have
+steps left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from xdlm.config import load_config
+from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
+
+
+class LaneStudy(ABC):
+    """`recipes` are the runs by name, in the order in which they are trained: what others wait for, and
+    what matters most, comes first. Those named `chosen` are trained and measured."""
+
+    def __init__(
+        self,
+        recipes: Mapping[str, Path],
+        chosen: list[str],
+        *,
+        logs: Path,
+        minutes: float,
+        lanes: int = 1,
+        benches: int = 1,
+        steps: Mapping[str, int] | None = None,
+        flags: tuple[str, ...] = (),
+    ) -> None:
+        """`steps` are numbers of training steps other than the recipe's, and `flags` are for training."""
+        self._recipes, self._logs, self._flags = recipes, logs, flags
+        self._steps = steps if steps is not None else {}
+        self._lanes, self._benches = lanes, benches
+        self._chosen = [run for run in recipes if run in chosen]
+        self._end = time.monotonic() + 60 * minutes
+        self._waiting = [run for run in self._chosen if self.steps_left(run)]
+        self._trained: dict[str, Future[None]] = {}
+
+    @abstractmethod
+    def measure(self, run: str) -> None:
+        """Called when a run has trained as far as it will, if it has left a checkpoint."""
+
+    def needs(self, run: str) -> str | None:
+        """Another run that must be complete before this one begins."""
+        return None
+
+    def run(self) -> None:
+        with (
+            ThreadPoolExecutor(self._lanes) as lanes,
+            ThreadPoolExecutor(self._benches) as benches,
+        ):
+            self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
+            measured = [benches.submit(self._measure, run) for run in self._chosen]
+            for work in (*self._trained.values(), *measured):
+                work.result()
+
+    def _train(self, run: str) -> None:
+        """Until it is done, or its share of what is left of the time is."""
+        needed = self.needs(run)
+        if needed is not None:
+            self.wait_for(needed)
+        share = (self._end - time.monotonic()) * self._lanes / len(self._waiting)
+        self._waiting.remove(run)
+        if share <= 0 or (needed is not None and self.steps_left(needed)):
+            return
+        more = ["--resume"] if self.step_of_newest(run) else []
+        if run in self._steps:
+            more += ["--train.steps", str(self._steps[run])]
+        recipe = str(self._recipes[run])
+        self.xdlm(run, "train", recipe, "--train.minutes", f"{share / 60:.4f}", *self._flags, *more)
+
+    def _measure(self, run: str) -> None:
+        self.wait_for(run)
+        if self.step_of_newest(run):
+            self.measure(run)
+
+    def wait_for(self, run: str) -> None:
+        """Whether it succeeds or not; what it left says how far it came."""
+        if run in self._trained:
+            wait([self._trained[run]])
+
+    def folder(self, run: str) -> Path:
+        return Path(load_config(self._recipes[run]).train.out)
+
+    def steps_left(self, run: str) -> int:
+        wanted = self._steps.get(run, load_config(self._recipes[run]).train.steps)
+        return max(0, wanted - self.step_of_newest(run))
+
+    def step_of_newest(self, run: str) -> int:
+        newest = latest_checkpoint(self.folder(run))
+        return 0 if newest is None else open_checkpoint(newest).step
+
+    def xdlm(self, log: str, *words: str) -> None:
+        xdlm(self._logs / f"{log}.log", *words)
+
+
+def xdlm(log: Path, *words: str) -> None:
+    """A command of the library; ends the script if it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    print("$ xdlm", *words, f"(-> {log})", flush=True)
+    with log.open("a") as stream:
+        done = subprocess.run(
+            [sys.executable, "-m", "xdlm.cli.main", *words],
+            stdout=stream,
+            stderr=stream,
+            check=False,
+        )
+    print(f"{log.stem}: {time.monotonic() - began:.0f} s, exit code {done.returncode}", flush=True)
+    if done.returncode:
+        sys.exit(f"{log.stem} failed: {log.read_text().splitlines()[-1:]}")
+
+
+def lane_options(description: str, runs: Mapping[str, Path], out: Path) -> argparse.ArgumentParser:
+    """What every study is told."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, required=True, help="for all training together")
+    parser.add_argument("--runs", nargs="+", choices=list(runs), default=list(runs))
+    parser.add_argument("--lanes", type=int, default=1, help="runs that train at a time")
+    parser.add_argument("--benches", type=int, default=1, help="runs that are measured at a time")
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--precision", default="float32", help="of the trunk, in measuring")
+    return parser
