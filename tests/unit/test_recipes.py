@@ -55,7 +55,13 @@ def test_the_reproduction_compares_noise_alone() -> None:
             assert config.process == ProcessConfig(kind="autoregressive")
         else:
             assert config.process == recipe("owt", method, twin=False).process
-        same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
+        assert config.loss.weighting == ("dynamic" if method == "gidd" else "elbo")
+        same = replace(
+            config,
+            process=one.process,
+            loss=one.loss,
+            train=replace(config.train, out=one.train.out),
+        )
         assert same == one
     assert len({config.train.out for config in found.values()}) == len(found)
 
@@ -113,7 +119,13 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
     one = found["mdlm"]
     for method, config in found.items():
         assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
-        same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
+        assert config.loss.weighting == ("dynamic" if method == "gidd" else "elbo")
+        same = replace(
+            config,
+            process=one.process,
+            loss=one.loss,
+            train=replace(config.train, out=one.train.out),
+        )
         assert same == one and one.model.n_classes == 10
         assert config.train.out == f"runs/cifar10/{'' if pixels else 'codes-'}{method}"
 
