@@ -203,8 +203,10 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW with warm-up, clipping and averaging; the defaults are the paper's."""
+    """The optimiser, with warm-up, clipping and averaging; the defaults are the paper's."""
 
+    kind: str = "adamw"
+    """adamw for all weights; or muon for the matrices in blocks, and AdamW for the rest."""
     lr: float = 3e-4
     """Learning rate after the warm-up."""
     beta1: float = 0.9
@@ -223,6 +225,8 @@ class OptimConfig:
     """Decay of the averaged weights, reached gradually from the start of the run."""
 
     def __post_init__(self) -> None:
+        if self.kind not in (kinds := ("adamw", "muon")):
+            raise UserError(f"unknown optim.kind '{self.kind}'{did_you_mean(self.kind, kinds)}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} must be positive and finite")
@@ -331,6 +335,8 @@ class RunConfig:
             raise UserError("lora needs trained weights to stand beside: give train.start")
         if not self.lora.rank and self.lora != LoraConfig():
             raise UserError("lora has no meaning without a rank; give lora.rank")
+        if self.optim.kind == "muon" and self.train.parallel == "fsdp":
+            raise UserError("optim.kind muon needs whole matrices: use train.parallel ddp")
         if not self.process.is_autoregressive:
             return
         idle = {

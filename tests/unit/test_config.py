@@ -56,6 +56,8 @@ def test_paper_defaults() -> None:
         ("process: {schedule: cosine, power: 2}", "process.power has no meaning"),
         ("loss: {weighting: elb}", "did you mean 'elbo'"),
         ("data: {length: 1}", "data.length must be at least 2"),
+        ("optim: {kind: moun}", "unknown optim.kind 'moun'; did you mean 'muon'"),
+        ("{optim: {kind: muon}, train: {parallel: fsdp}}", "muon needs whole matrices"),
         ("optim: {lr: .nan}", "optim.lr must be positive and finite"),
         ("train: {seed: 99999999999}", "train.seed must lie in"),
         ("optim: {weight_decay: .nan}", "must be >= 0"),

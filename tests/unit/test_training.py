@@ -310,10 +310,51 @@ def test_one_step_is_adamw_at_the_warmed_up_rate(tmp_path: Path) -> None:
     assert rate == pytest.approx(1e-2 / 5)
     moved = trainer.model.out.bias.detach() - before
     assert moved.abs().max() == pytest.approx(rate, rel=1e-3)
-    state = trainer.optimizer.state[trainer.model.out.bias]
+    (adamw,) = trainer.optimizer.parts
+    state = adamw.state[trainer.model.out.bias]
     gradient = state["exp_avg"] / (1 - 0.8)
     torch.testing.assert_close(state["exp_avg_sq"], (1 - 0.9) * gradient**2, rtol=1e-4, atol=1e-12)
-    assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.1
+    assert adamw.param_groups[0]["weight_decay"] == 0.1
+
+
+def with_muon(out: Path, **train) -> RunConfig:
+    config = small_run(out, **train)
+    return replace(config, optim=replace(config.optim, kind="muon"))
+
+
+def test_muon_moves_matrices_of_blocks_alike_in_all_directions(tmp_path: Path) -> None:
+    """By `0.2 sqrt(max(A, B))` times the rate in every singular direction that five iterations can bring
+    up to it, which of so early a gradient are the first few; all other weights are AdamW's."""
+    trainer = trainer_for(with_muon(tmp_path))
+    matrix, bias = trainer.model.blocks[0].mlp_in.weight, trainer.model.out.bias
+    before_bias = bias.detach().clone()
+    rate, _ = trainer.take_step()
+    assert (bias.detach() - before_bias).abs().max() == pytest.approx(rate, rel=1e-3)
+    trainer.take_step()  # the gates are open now, and gradients reach the blocks
+    before = matrix.detach().clone()
+    rate, _ = trainer.take_step()
+    sizes = torch.linalg.svdvals((matrix.detach() - before).double())
+    unit = rate * 0.2 * max(matrix.shape) ** 0.5
+    assert 0.7 * unit < sizes[0] < 1.3 * unit and sizes[7] > 0.5 * unit
+    adamw, muon = (
+        {name for p in part.param_groups[0]["params"] for name, q in trainer.model.named_parameters()
+         if p is q}
+        for part in trainer.optimizer.parts
+    )  # fmt: skip
+    assert adamw | muon == set(dict(trainer.model.named_parameters())) and not adamw & muon
+    assert all(name.startswith("blocks.") and name.endswith("weight") for name in muon)
+    assert {"embed.weight", "out.weight", "out.bias"} <= adamw
+
+
+def test_muon_resumes_as_if_never_stopped(tmp_path: Path) -> None:
+    whole = trainer_for(with_muon(tmp_path / "whole", steps=6))
+    whole.run()
+    trainer_for(with_muon(tmp_path / "parts", steps=3)).run()
+    second = trainer_for(with_muon(tmp_path / "parts", steps=6))
+    second.restore(find_resume(tmp_path / "parts", resume=True))
+    second.run()
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parameter, second.model.get_parameter(name)), name
 
 
 def test_every_step_draws_new_noise(tmp_path: Path) -> None:

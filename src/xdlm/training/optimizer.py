@@ -1,29 +1,93 @@
-"""AdamW, its learning rate over the run, and its state as plain named tensors."""
+"""AdamW, or Muon beside it; the learning rate over the run; and their state as plain named tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from xdlm.config import OptimConfig
+from xdlm.models import Denoiser
+from xdlm.training.blocks import blocks_of
 from xdlm.training.checkpoint import OPTIMIZER, Checkpoint
 from xdlm.training.sharding import own_part
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+#: What is kept for a weight between steps, beside their number.
+_MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
+    torch.optim.Muon: ("momentum_buffer",),
+}
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    on_gpu = trained[0].is_cuda
-    return torch.optim.AdamW(
-        trained,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=on_gpu,
-    )
+class Optimizer:
+    """All trained weights, each in the hands of one of torch's optimisers.
+
+    AdamW has all of them, or (`muon`) those that are not matrices inside of blocks. Muon (Jordan et al.
+    2024) makes the update of a matrix orthogonal, `U V^T` of its momentum `U S V^T`, and scales it to the
+    size that AdamW's would have (Liu et al. 2025), so that one learning rate and decay serve both.
+    """
+
+    def __init__(self, denoiser: Denoiser, config: OptimConfig) -> None:
+        trained = {name: p for name, p in denoiser.named_parameters() if p.requires_grad}
+        matrices = _matrices(denoiser) if config.kind == "muon" else set()
+        rest = [p for p in trained.values() if p not in matrices]
+        self._names = {p: name for name, p in trained.items()}
+        self.parts: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                rest, lr=config.lr, betas=(config.beta1, config.beta2),
+                weight_decay=config.weight_decay, fused=rest[0].is_cuda,
+            )
+        ]  # fmt: skip
+        if matrices:
+            self.parts.append(
+                torch.optim.Muon(
+                    [p for p in trained.values() if p in matrices], lr=config.lr,
+                    weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw",
+                )
+            )  # fmt: skip
+
+    def step(self, rate: float) -> None:
+        """With the gradients that are there, at this learning rate; they are gone afterwards."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments, by parameter name: `exp_avg.blocks.0.qkv.weight` and so on."""
+        return {
+            f"{moment}.{name}": part.state[parameter][moment]
+            for part, parameter, name in self._weights()
+            for moment in _MOMENTS[type(part)]
+            if parameter in part.state
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        moments = {}
+        for part, parameter, name in self._weights():
+            state = part.state[parameter]
+            if isinstance(part, torch.optim.AdamW):
+                place = parameter.device if parameter.is_cuda else "cpu"
+                state["step"] = torch.tensor(float(checkpoint.step), device=place)
+            for moment in _MOMENTS[type(part)]:
+                state[moment] = moments[f"{moment}.{name}"] = torch.zeros_like(parameter).detach()
+        checkpoint.read_into(OPTIMIZER, moments)
+
+    def _weights(self) -> Iterator[tuple[torch.optim.Optimizer, nn.Parameter, str]]:
+        for part in self.parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    yield part, parameter, self._names[parameter]
+
+
+def _matrices(denoiser: Denoiser) -> set[nn.Parameter]:
+    """Those of blocks: an embedding's or a head's rows are tokens, with gradients of their own."""
+    return {
+        p for block in blocks_of(denoiser) for p in block.parameters()
+        if p.ndim == 2 and p.requires_grad
+    }  # fmt: skip
 
 
 def learning_rate(config: OptimConfig, step: int, total: int) -> float:
@@ -31,31 +95,6 @@ def learning_rate(config: OptimConfig, step: int, total: int) -> float:
     rise = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
     fall = min(1.0, (total - step) / config.decay) if config.decay else 1.0
     return config.lr * rise * fall
-
-
-def optimizer_tensors(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[str, Tensor]:
-    """The moments, by parameter name: `exp_avg.blocks.0.qkv.weight` and so on."""
-    return {
-        f"{moment}.{name}": optimizer.state[parameter][moment]
-        for name, parameter in model.named_parameters()
-        for moment in _MOMENTS
-        if parameter in optimizer.state
-    }
-
-
-def restore_optimizer(
-    optimizer: torch.optim.AdamW, model: nn.Module, checkpoint: Checkpoint
-) -> None:
-    moments = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        state = optimizer.state[parameter]
-        place = parameter.device if parameter.is_cuda else "cpu"
-        state["step"] = torch.tensor(float(checkpoint.step), device=place)
-        for moment in _MOMENTS:
-            state[moment] = moments[f"{moment}.{name}"] = torch.zeros_like(parameter).detach()
-    checkpoint.read_into(OPTIMIZER, moments)
 
 
 def clip_gradients(

@@ -44,13 +44,7 @@ from xdlm.training.folders import Source
 from xdlm.training.loader import Loader, StepBatches
 from xdlm.training.loss import make_loss
 from xdlm.training.meter import Meter
-from xdlm.training.optimizer import (
-    clip_gradients,
-    learning_rate,
-    make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from xdlm.training.optimizer import Optimizer, clip_gradients, learning_rate
 from xdlm.training.parallel import World, launcher, local_device, note_launch, only_run_in
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
@@ -104,7 +98,7 @@ class Trainer:
             self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
         self.engine = make_engine(self.model, config.train, self.precision, self.device, self.world)
         self.ema = Ema(self.model, config.optim.ema)
-        self.optimizer = make_optimizer(self.model, config.optim)
+        self.optimizer = Optimizer(self.model, config.optim)
         self.loss = make_loss(config, self.process)
         self.data_hash = rows.digest
         self.loader: StepBatches = Loader(
@@ -196,8 +190,6 @@ class Trainer:
         # Dropout is the one thing that uses torch's own generator: a new seed for each step.
         torch.manual_seed(_mixed_seed(config.train.seed, self.step, self.world.rank))
         rate = learning_rate(config.optim, self.step, config.train.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         self.engine.refresh()
         running = self.engine.running.train()
         n_tokens = self.loader.n_learned(self.step)
@@ -211,8 +203,7 @@ class Trainer:
             self.meter.count(tokens=part.tokens.numel(), head_rows=sums.rows)
         self._since_log[2] += 1
         norm = clip_gradients(self.model, config.optim.clip, self.engine.total)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(rate)
         self.step += 1
         self.ema.update(self.model, self.step)
         return rate, norm
@@ -315,7 +306,7 @@ class Trainer:
                 tensors={
                     MODEL: self.ema.average,
                     RAW: trained_parameters(self.model),
-                    OPTIMIZER: optimizer_tensors(self.optimizer, self.model),
+                    OPTIMIZER: self.optimizer.tensors(),
                 },
                 extra={
                     "data_sha256": self.data_hash,
@@ -353,7 +344,7 @@ class Trainer:
         checkpoint.read_into(RAW, trained_parameters(self.model))
         checkpoint.read_into(MODEL, self.ema.average)
         if checkpoint.step > 0:
-            restore_optimizer(self.optimizer, self.model, checkpoint)
+            self.optimizer.restore(checkpoint)
         self._since_log.copy_(torch.tensor(checkpoint.meta["since_log"], dtype=torch.float64))
         if not self.world.is_main:
             self._since_log[:2] = 0
