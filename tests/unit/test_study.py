@@ -491,10 +491,7 @@ def pinned(package: str) -> bool:
 def test_the_results_that_are_kept_are_those_of_their_records(tmp_path: Path) -> None:
     kept, folder = REPOSITORY / "results" / "repro", tmp_path / "results" / "repro"
     folder.mkdir(parents=True)
-    for file in kept.glob("*.jsonl"):
-        shutil.copy(file, folder)
-    if (kept / "notes.md").is_file():
-        shutil.copy(kept / "notes.md", folder)
+    shutil.copytree(kept, folder, ignore=shutil.ignore_patterns("figures"), dirs_exist_ok=True)
     write_study(folder, tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_bytes() == (REPOSITORY / "RESULTS.md").read_bytes()
     drawn = {f.name: f.read_bytes() for f in (folder / "figures").iterdir()}

@@ -17,12 +17,13 @@ from xdlm.report.dynamics import courses, crossover_table, dynamics_table, plot_
 from xdlm.report.figures import plot_generation
 from xdlm.report.study import write_study
 from xdlm.report.sweep import plot_sweep, sweep
-from xdlm.report.tables import generation_table, perplexity_table, unshown
+from xdlm.report.tables import generation_table, image_table, perplexity_table, unshown
 from xdlm.report.trade_off import plot_trade_off, trade_off
 
 _DESCRIPTION = """Tables (Markdown and CSV) and figures (PNG and SVG) from the records that `xdlm eval`
-wrote: perplexity by text; generated text by number of steps; benchmarks; what training did, and who leads
-when, where there are results of several checkpoints of a model (the tables of text show each model's last);
+wrote: perplexity by text; generated text by number of steps; images; benchmarks; what training did, and
+who leads when, where there are results of several checkpoints of a model (the tables of text show each
+model's last);
 quality by mixing ratio, where there are three ratios or more. Results that do not compare (other data,
 judge, precision or settings) are refused, and the difference is named; what is not shown is said.
 
@@ -68,6 +69,7 @@ def run(arguments: list[str]) -> None:
     made = {
         "perplexity": perplexity_table(records),
         "generation": generation_table(records),
+        "images": image_table(records),
         "benchmarks": benchmark_table(records),
         "dynamics": dynamics_table(course) if course else None,
         "crossovers": crossover_table(course),

@@ -21,6 +21,11 @@ GENERATED = {
     **{f"distinct_{n}": f"distinct-{n}" for n in N_GRAMS},
     "mauve": "MAUVE",
 }
+#: What is shown of generated images.
+PAINTED = {
+    "fid": "FID", "kid": "KID", "precision": "precision", "recall": "recall",
+    "inception_score": "Inception Score",
+}  # fmt: skip
 #: The rows of real text that generated text is set beside.
 REAL = {"real": "real text", "real_shuffled": "real text, shuffled"}
 _NAMES = {

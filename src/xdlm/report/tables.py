@@ -16,7 +16,9 @@ from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import (
     GENERATED,
+    PAINTED,
     REAL,
+    check_alike,
     check_generation,
     check_perplexity,
     judge_of,
@@ -26,6 +28,8 @@ from xdlm.report.comparison import (
     real_text,
 )
 
+#: What metrics of real images begin with.
+_REAL_IMAGES = "real_"
 _NO_ERROR = "± ?: no error from one row and one draw, or from one text."
 
 
@@ -96,6 +100,30 @@ def generation_table(records: Sequence[EvalRecord]) -> TextTable | None:
     )
 
 
+def image_table(records: Sequence[EvalRecord]) -> TextTable | None:
+    """A line per model, scale of guidance and number of sampling steps, and real images below."""
+    found = [r for r in records if r.metric.removeprefix(_REAL_IMAGES) in PAINTED]
+    if not found:
+        return None
+    check_alike(found, ("data_sha256", "judge_sha256"), "images")
+    painted = [r for r in found if r.metric in PAINTED]
+    check_alike(painted, ("dtype", "weights", "n", "temperature", "top_p"), "images")
+    label = labels(painted, steps=True)
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for record in found:
+        settings = (f"{record.guidance:g}", f"{record.steps}") if record in painted else ("", "")
+        line = (label(record) if record in painted else record.model, *settings)
+        metric = record.metric.removeprefix(_REAL_IMAGES)
+        put(cells.setdefault(line, {}), metric, record, f"{line[0]}, {line[2]} steps")
+    present = {metric for row in cells.values() for metric in row}
+    metrics = {name: title for name, title in PAINTED.items() if name in present}
+    return TextTable(
+        f"Images, against {found[0].data}",
+        ["model", "guidance", "sampling steps", *metrics.values()],
+        [[*line, *(row.get(name, "") for name in metrics)] for line, row in cells.items()], found,
+    )  # fmt: skip
+
+
 def _first(records: Sequence[EvalRecord], model: str) -> int:
     """The place of a model's first record: models keep their order."""
     return next(i for i, record in enumerate(records) if record.model == model)
@@ -139,8 +167,9 @@ def _cell(record: EvalRecord) -> str:
         return with_error(record.value, known_error(record))
     if record.value is None:
         return "none"
-    error = known_error(record) if record.metric.endswith("entropy") else None
-    return with_error(record.value, error, 3)
+    has_error = record.metric.endswith(("entropy", "fid", "kid", "inception_score"))
+    digits = 5 if record.metric.endswith("kid") else 3
+    return with_error(record.value, known_error(record) if has_error else None, digits)
 
 
 def known_error(record: EvalRecord) -> float:

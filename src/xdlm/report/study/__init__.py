@@ -7,6 +7,7 @@ records. Verdicts are computed: a difference against its standard error.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from xdlm.files import check_writable, write_atomic
@@ -15,15 +16,18 @@ from xdlm.report.study.balance import balance
 from xdlm.report.study.changes import transitions
 from xdlm.report.study.collection import Study, read_study
 from xdlm.report.study.course import dynamics
+from xdlm.report.study.images import coded_images, pixel_images
 from xdlm.report.study.judges import judges
 from xdlm.report.study.likelihood import validation, zero_shot
-from xdlm.report.study.page import Plot, summary
+from xdlm.report.study.page import Plot, Section, summary
 from xdlm.report.study.trained import trained
 from xdlm.report.study.verdict import SURE
 from xdlm.report.study.writing import generation
 
-SECTIONS = (
+#: Each gives None where there is nothing to tell.
+SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
     trained, validation, zero_shot, generation, judges, balance, dynamics, transitions, adaptation,
+    pixel_images, coded_images,
 )  # fmt: skip
 
 
@@ -50,7 +54,8 @@ def _relative(results: Path, page: Path) -> str:
 def compose(study: Study, results: str, name: str, notes: str = "") -> tuple[str, dict[str, Plot]]:
     """The page called `name`, and its figures by name. `notes` is text of people, such as what was tried
     where a finding does not hold; it stands at the end, as it is."""
-    sections = [section(study) for section in SECTIONS]
+    found = [section(study) for section in SECTIONS]
+    sections = [section for section in found if section is not None]
     findings = [finding for section in sections for finding in section.findings]
     head = f"""# Results
 
@@ -63,7 +68,7 @@ and judges differ from the paper's: compare orders and gaps, not values.
 
 {summary(findings)}
 """
-    pages = [s.markdown(f"{results}/figures", study.sources(s.records)) for s in sections]
+    pages = [s.markdown(results, study.sources(s.records)) for s in sections]
     pages += [f"## Notes\n\n{notes.strip()}\n"] if notes.strip() else []
     plots = {name: plot for section in sections for name, plot in section.figures.items()}
     return "\n".join([head, *pages]), plots

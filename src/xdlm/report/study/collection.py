@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from xdlm.evaluation.records import EvalRecord, measurement, read_records
 from xdlm.report.comparison import (
     ALWAYS,
     GENERATED,
+    PAINTED,
     check_alike,
     check_generation,
     check_perplexity,
@@ -32,6 +33,8 @@ K = TypeVar("K", bound=Hashable)
 Grid = dict[str, dict[K, Estimate]]
 
 _TRANSITIONS = "transitions"
+#: The folder of drawings among the results.
+FIGURES = "figures"
 #: In the name of a sampler that is not the model's own.
 _FOREIGN = " as "
 
@@ -54,6 +57,10 @@ class Study:
     """Of an autoregressive model, whose perplexity is no bound but exact."""
     step: int
     """The training step that results are shown of."""
+    painted: list[EvalRecord] = field(default_factory=list)
+    """Of models of images, and of real images."""
+    pictures: tuple[str, ...] = ()
+    """Files beside the records, by their places in the folder."""
 
     @property
     def methods(self) -> list[str]:
@@ -120,12 +127,13 @@ def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Gri
 
 
 def read_study(folder: Path) -> Study:
-    """All records of a folder; refuses what does not compare."""
-    files = sorted(folder.glob("*.jsonl"))
+    """All records of a folder and those in it; refuses what does not compare."""
+    files = sorted(folder.rglob("*.jsonl"))
     raw = once([record for file in files for record in read_records(file)])
     if not raw:
         raise UserError(f"{folder} holds no records; give a folder of files that `xdlm eval` wrote")
-    return collect(raw)
+    pictures = (p.relative_to(folder) for p in folder.glob("*/*.png") if p.parent.name != FIGURES)
+    return replace(collect(raw), pictures=tuple(sorted(p.as_posix() for p in pictures)))
 
 
 def collect(raw: Sequence[EvalRecord]) -> Study:
@@ -144,7 +152,8 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
     _check(trained)
     repeats = [r for r in scratch if r.model not in first]
     step = _common_step(trained)
-    return Study(list(raw), trained, repeats, adapted, resampled, reference, step)
+    painted = averaged(r for r in raw if r.metric.removeprefix("real_") in PAINTED)
+    return Study(list(raw), trained, repeats, adapted, resampled, reference, step, painted)
 
 
 def _is_autoregressive(record: EvalRecord) -> bool:

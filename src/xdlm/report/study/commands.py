@@ -42,6 +42,20 @@ def write_again(records: Sequence[EvalRecord]) -> str:
     return "\n".join(lines)
 
 
+def paint_again(records: Sequence[EvalRecord]) -> str:
+    """Generated images, a line for each model, number of images and seed."""
+    lines = []
+    for model, n, seed in dict.fromkeys((r.model, r.n, r.seed) for r in records):
+        own = [r for r in records if (r.model, r.n, r.seed) == (model, n, seed)]
+        steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
+        scales = " ".join(f"{scale:g}" for scale in sorted({r.guidance or 1.0 for r in own}))
+        lines.append(
+            f"xdlm eval image --model {model} --data {own[0].data} --steps {steps} --guidance {scales} "
+            f"--n {n} {_running(own, seed)} --records results.jsonl"
+        )
+    return "\n".join(lines)
+
+
 def _runs(records: Sequence[EvalRecord]) -> str:
     """Folders, with what they share named once, as a shell expands it."""
     models = list(dict.fromkeys(r.model for r in records))

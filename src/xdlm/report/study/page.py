@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.study.paper import PaperTable
@@ -28,15 +28,19 @@ class Section:
     records: Sequence[EvalRecord] = ()
     """What it is made of."""
     command: str = ""
+    pictures: Sequence[str] = ()
+    """Files that are there already, by their places among the results."""
 
-    def markdown(self, figures: str, sources: Sequence[EvalRecord] = ()) -> str:
-        """With figures found in a folder, and what was measured with, by the `sources` of its records."""
+    def markdown(self, results: str, sources: Sequence[EvalRecord] = ()) -> str:
+        """With figures found in the folder of results, and what was measured with, by the `sources` of its
+        records."""
         beside = ", ".join(f"`{label}`" for label in self.labels)
         blocks = [f"## {self.title}" + (f" (paper: {beside})" if beside else "")]
         if self.findings:
             blocks.append("\n".join(f"- {finding.sentence}" for finding in self.findings))
-        blocks += [f"![{name}]({figures}/{name}.png)" for name in self.figures]
+        blocks += [f"![{name}]({results}/figures/{name}.png)" for name in self.figures]
         blocks += filter(None, self.parts)
+        blocks += [f"*{PurePosixPath(p).stem}:*\n\n![{p}]({results}/{p})" for p in self.pictures]
         if sources:
             blocks.append(f"<sub>{provenance(sources)}</sub>")
         if self.command:

@@ -1,0 +1,156 @@
+"""How well the methods paint: pixels of CIFAR-10 beside the paper's, and codes beside its ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdlm.errors import UserError
+from xdlm.evaluation.records import EvalRecord
+from xdlm.report.comparison import PAINTED, check_alike, method_of
+from xdlm.report.study import paper
+from xdlm.report.study.collection import Grid, Study, grid
+from xdlm.report.study.commands import paint_again
+from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM, ranked
+from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
+from xdlm.report.study.paper import PaperTable
+from xdlm.report.study.verdict import Finding, below, estimate
+
+#: What must agree between all images of a table.
+_ALIKE = ("dtype", "weights", "n", "data_sha256", "judge_sha256", "guidance_schedule", "temperature",
+          "top_p", "length")  # fmt: skip
+_SCALES = {1.0: "without guidance", 2.0: "under guidance 2"}
+
+
+def pixel_images(study: Study) -> Section | None:
+    records = _of(study, coded=False)
+    if not records:
+        return None
+    tables = {1.0: paper.CIFAR_FID, 2.0: paper.CIFAR_FID_GUIDED}
+    findings = [
+        _ordering(records, scale, steps, table, (UNIFORM, MIXED, MASKED))
+        for scale, table in tables.items()
+        for steps in (32, 128)
+    ]
+    return _section("Images: CIFAR-10 as pixels", "pixels", study, records, tables, findings)
+
+
+def coded_images(study: Study) -> Section | None:
+    records = _of(study, coded=True)
+    if not records:
+        return None
+    tables = {1.0: paper.IMAGENET_FID, 2.0: paper.IMAGENET_FID_GUIDED}
+    findings = [
+        _ordering(records, 1.0, 4, tables[1.0], (MIXED, MASKED)),
+        _ordering(records, 1.0, 16, tables[1.0], (MIXED, UNIFORM)),
+        _ordering(records, 2.0, 4, tables[2.0], (MIXED, MASKED)),
+        _ordering(records, 2.0, 16, tables[2.0], (MASKED, MIXED)),
+    ]
+    return _section("Images: codes of a codec", "codes", study, records, tables, findings)
+
+
+def _section(
+    title: str,
+    kind: str,
+    study: Study,
+    records: Sequence[EvalRecord],
+    tables: dict[float, PaperTable],
+    findings: Sequence[Finding],
+) -> Section:
+    check_alike(records, _ALIKE, "images")
+    parts = [_about(study, records)]
+    for scale, table in tables.items():
+        cells = _cells(records, "fid", scale)
+        if cells:
+            parts += [f"*FID by sampling steps {_SCALES[scale]}, lower is better:*", _table(cells)]
+            parts += [_ranks(cells, table)]
+        parts.append(of_paper(table))
+        parts += missing(table.rows, cells, f"FID {_SCALES[scale]}")
+    parts += _folded(records)
+    pictures = [p for p in study.pictures if p.rpartition("/")[2].startswith(kind)]
+    return Section(
+        title, tuple(table.label for table in tables.values()), parts, findings, pictures=pictures,
+        records=records, command=paint_again(study.sources(records)),
+    )  # fmt: skip
+
+
+def _of(study: Study, *, coded: bool) -> list[EvalRecord]:
+    """What was measured of models of one kind at their last step, one model of each method."""
+    own = [
+        r for r in study.painted
+        if "process" in r.config and r.config["data"]["tokenizer"].startswith("vq:") == coded
+    ]  # fmt: skip
+    models: dict[str, str] = {}
+    for record in own:
+        other = models.setdefault(method_of(record), record.model)
+        if other != record.model:
+            raise UserError(
+                f"there are two models of images of {method_of(record)}, {other} and {record.model}; "
+                "keep the records of one"
+            )
+    last = {model: max(r.step for r in own if r.model == model) for model in models.values()}
+    return [r for r in own if r.step == last[r.model]]
+
+
+def _cells(records: Sequence[EvalRecord], metric: str, scale: float) -> Grid[int]:
+    own = [r for r in records if r.metric == metric and r.guidance == scale]
+    return grid(own, lambda r: r.steps or 0)
+
+
+def _table(cells: Grid[int], *, digits: int | None = None, best: bool = True) -> str:
+    steps = sorted({n for row in cells.values() for n in row})
+    rows = {name: {str(n): found for n, found in row.items()} for name, row in cells.items()}
+    return by_method("here", [str(n) for n in steps], rows, digits=digits, best=best)
+
+
+def _ordering(
+    records: Sequence[EvalRecord],
+    scale: float,
+    steps: int,
+    table: PaperTable,
+    order: Sequence[str],
+) -> Finding:
+    """From best to worst, as the paper has it."""
+    cells, theirs = _cells(records, "fid", scale), table.column(steps)
+    found = [cells.get(method, {}).get(steps) for method in order]
+    tests = [below(order[i], found[i], order[i + 1], found[i + 1]) for i in range(len(order) - 1)]
+    what = "codes" if records[0].config["data"]["tokenizer"].startswith("vq:") else "pixels"
+    return Finding(
+        f"FID of {what}, {steps} steps {_SCALES[scale]}: {' < '.join(order)}",
+        " < ".join(f"{theirs[method]:.1f}" for method in order),
+        tests,
+    )
+
+
+def _ranks(cells: Grid[int], table: PaperTable) -> str:
+    """The order of all methods at each number of steps, here and in the paper."""
+    told = []
+    for steps in sorted({n for row in cells.values() for n in row}):
+        here = {name: row[steps] for name, row in cells.items() if steps in row}
+        if sentence := ranked(here, table.column(steps)):
+            told.append(f"{steps} steps: {sentence[0].lower()}{sentence[1:]}")
+    return " ".join(told)
+
+
+def _folded(records: Sequence[EvalRecord]) -> list[str]:
+    """The other measures, to be clicked on."""
+    parts = []
+    for metric, name in PAINTED.items():
+        for scale, about in _SCALES.items():
+            if metric != "fid" and (cells := _cells(records, metric, scale)):
+                body = _table(cells, digits=4 if metric == "kid" else 3, best=False)
+                parts.append(fold(f"{name} {about}", body.replace(" ± ?", "")))  # shares have none
+    return parts
+
+
+def _about(study: Study, records: Sequence[EvalRecord]) -> str:
+    """What the figures are of, and what the yardstick says of real images."""
+    one = records[0]
+    trained = sorted({r.step for r in records})
+    steps = " or ".join(f"{step:,}" for step in trained)
+    text = (
+        f"{one.n:,} images each against the {one.details.get('reference_n', 0):,.0f} of {one.data}, "
+        f"after {steps} training steps. Errors (±) are over the images drawn, not over training runs."
+    )
+    real = [r for r in study.painted if r.metric == "real_fid" and r.data_sha256 == one.data_sha256]
+    told = [f"{r.model}: FID {estimate(r).shown(3)}" for r in real]
+    return f"{text} Real images under the same network: {'; '.join(told)}." if told else text

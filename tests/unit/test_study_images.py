@@ -1,0 +1,126 @@
+"""The sections about images: the paper's order holds or not by the numbers; no records, no section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_generation import record
+from test_study import config, page_of, verdicts, whole
+
+from xdlm import UserError
+from xdlm.cli.main import main
+from xdlm.evaluation.records import EvalRecord, append_records
+from xdlm.report.study import paper
+from xdlm.report.study.paper import PaperTable
+
+TABLES: dict[str, dict[float, PaperTable]] = {
+    "pixels": {1.0: paper.CIFAR_FID, 2.0: paper.CIFAR_FID_GUIDED},
+    "vq:codecs/cifar10": {1.0: paper.IMAGENET_FID, 2.0: paper.IMAGENET_FID_GUIDED},
+}
+
+
+def painted(tokenizer: str = "pixels", error: float = 0.1) -> Iterator[EvalRecord]:
+    """As in the paper."""
+    about = {
+        "n": 10_000, "data": "cifar10:train", "data_sha256": "train", "judge": "inception-2015",
+        "judge_sha256": "weights", "sampler": "ancestral", "temperature": 1.0, "top_p": 1.0,
+        "guidance_schedule": "constant", "length": 3072, "details": {"reference_n": 50_000.0},
+    }  # fmt: skip
+    for scale, table in TABLES[tokenizer].items():
+        for method in table.rows:
+            kind = method.lower().replace(" k=", "-k")
+            tree = config(method)
+            own = {
+                "model": f"runs/cifar10/{'' if tokenizer == 'pixels' else 'codes-'}{kind}", "step": 10_000,
+                "config": {**tree, "data": {**tree["data"], "tokenizer": tokenizer}}, **about,
+            }  # fmt: skip
+            for steps in table.columns[:2] if tokenizer == "pixels" else table.columns[:3]:
+                place = {"steps": int(steps), "guidance": scale, **own}
+                value = table.value(method, steps)
+                yield record(metric="fid", value=value, stderr=error, **place)
+                yield record(metric="kid", value=value / 1000, stderr=error / 1000, **place)
+                for metric in ("precision", "recall"):
+                    yield record(metric=metric, value=0.5, stderr=None, **place)
+
+
+def real() -> list[EvalRecord]:
+    about = {"config": {}, "data": "cifar10:train", "data_sha256": "train", "n": 10_000,
+             "judge": "inception-2015", "judge_sha256": "weights"}  # fmt: skip
+    return [record(metric="real_fid", value=3.151, stderr=0.02, model="cifar10:test", **about)]
+
+
+def test_no_records_no_section() -> None:
+    assert "Images" not in page_of(whole())
+
+
+def test_what_follows_the_paper_holds() -> None:
+    page = page_of([*whole(), *painted(), *painted("vq:codecs/cifar10"), *real()])
+    found = {claim: verdict for claim, verdict in verdicts(page).items() if claim.startswith("FID")}
+    assert len(found) == 8 and set(found.values()) == {"holds"}, found
+    assert "FID of pixels, 32 steps without guidance: UDLM < XDLM k=0.1 < MDLM" in found
+    assert "10,000 images each against the 50,000 of cifar10:train, after 10,000 training" in page
+    assert "cifar10:test: FID 3.151 ± 0.020" in page
+    assert "| UDLM | **41.03 ± 0.10** | **27.82 ± 0.10** |" in page
+    assert (
+        "128 steps: from best to worst, here as in the paper: UDLM, XDLM k=0.5, XDLM k=0.1" in page
+    )
+    assert "xdlm eval image --model runs/cifar10/udlm --data cifar10:train --steps 32 128" in page
+    assert "| MDLM | 0.500 | 0.500 |" in page and "tab:cifar10_performance_cfg1.0" in page
+    assert "nan" not in page and "None" not in page
+
+
+def test_images_alone_make_a_page() -> None:
+    page = page_of(list(painted()))
+    assert (
+        verdicts(page)["FID of pixels, 128 steps under guidance 2: UDLM < XDLM k=0.1 < MDLM"]
+        == "holds"
+    )
+    assert "Images: codes" not in page
+
+
+def test_what_differs_does_not_hold_and_what_noise_hides_is_said() -> None:
+    swapped = [
+        replace(r, value=500.0) if r.metric == "fid" and r.model.endswith("udlm") else r
+        for r in painted()
+    ]
+    claim = "FID of pixels, 32 steps without guidance: UDLM < XDLM k=0.1 < MDLM"
+    assert verdicts(page_of(swapped))[claim] == "does not hold"
+    assert verdicts(page_of(list(painted(error=100.0))))[claim] == "not separated by the noise"
+    fewer = [r for r in painted() if not r.model.endswith("mdlm")]
+    assert verdicts(page_of(fewer))[claim] == "not measured"
+    assert "Not measured (FID without guidance): MDLM." in page_of(fewer)
+
+
+def test_what_does_not_compare_is_refused() -> None:
+    records = list(painted())
+    with pytest.raises(UserError, match="images: records differ in n "):
+        page_of([replace(records[0], n=5_000), *records[1:]])
+    other = [replace(r, model="runs/other") for r in records if r.model.endswith("mdlm")]
+    with pytest.raises(UserError, match="two models of images of MDLM"):
+        page_of([*records, *other])
+
+
+def test_pictures_stand_in_their_sections(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "repro"
+    (folder / "images").mkdir(parents=True)
+    append_records(folder / "images" / "mdlm.jsonl", list(painted()))
+    for name in ("pixels-32-steps.png", "pixels-32-steps-strip.png", "other.png"):
+        (folder / "images" / name).write_bytes(b"")
+    main(["report", "--results", str(folder), "--out", str(tmp_path / "RESULTS.md")])
+    page = (tmp_path / "RESULTS.md").read_text()
+    for name in ("pixels-32-steps", "pixels-32-steps-strip"):
+        assert f"*{name}:*" in page and f"(results/repro/images/{name}.png)" in page
+    assert "other" not in page.partition("## Images")[2]
+
+
+def test_a_table_of_any_images(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "images.jsonl"
+    append_records(file, [*list(painted())[:8], *real()])
+    main(["report", "--records", str(file), "--out", str(tmp_path / "report")])
+    out = capsys.readouterr().out
+    assert "## Images, against cifar10:train" in out
+    assert "| MDLM | 1 | 32 | 211.983 ± 0.100 | 0.21198 ± 0.00010 | 0.500 | 0.500 |" in out
+    assert "| cifar10:test |  |  | 3.151 ± 0.020 |" in out
