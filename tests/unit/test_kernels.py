@@ -135,6 +135,56 @@ assert torch.equal(torch.autograd.grad(after.sum(), value)[0], after.detach())
 assert after.max() == torch.tensor(4 / 3)
 print("equal")
 """
+UNET = """
+import torch
+from torch.nn import functional as F
+from xdlm.models import UNet, UNetConfig, unet
+from xdlm.ops.fused_group_norm import fused_group_norm
+
+# Odd sizes, tiles that are not full, groups of one and of all; far from zero, where sums of squares fail.
+torch.manual_seed(0)
+for n, c, side, groups, swish, shifted in [
+    (2, 8, 5, 2, True, True), (3, 96, 12, 24, True, False), (1, 6, 3, 1, False, True),
+    (1, 192, 9, 32, True, True), (2, 5, 2, 5, True, True),
+]:
+    x, up = torch.randn(n, c, side, side) + 100, torch.randn(n, c, side, side)
+    leaves = [x, torch.randn(c), torch.randn(c), torch.randn(n, c)]
+    leaves = [v.requires_grad_() for v in (leaves if shifted else leaves[:3])]
+
+    def plain(x, weight, bias, shift=None):
+        h = F.group_norm(x if shift is None else x + shift[..., None, None], groups, weight, bias)
+        return F.silu(h) if swish else h
+
+    def fused(x, weight, bias, shift=None):
+        return fused_group_norm(x, weight, bias, groups, shift=shift, swish=swish)
+
+    def values(function, leaves):
+        y = function(*leaves)
+        return [y.detach(), *torch.autograd.grad((y * up.to(y)).sum(), leaves)]
+
+    exact = values(plain, [v.detach().double().requires_grad_() for v in leaves])
+    for ours, theirs, truth in zip(values(fused, leaves), values(plain, leaves), exact, strict=True):
+        bound = 3 * (theirs.double() - truth).norm() + 2e-6 * truth.norm()
+        assert (ours.double() - truth).norm() <= bound
+# The whole trunk.
+config = UNetConfig(side=8, channels=8, multipliers="1-2", blocks=1, attention=4, dropout=0.0,
+                    n_classes=3)
+model = UNet(config, 257).train()
+for parameter in model.parameters():
+    torch.nn.init.normal_(parameter, std=0.2)
+z, t, label = torch.randint(0, 257, (2, 192)), torch.rand(2), torch.tensor([2, -1])
+found = []
+for kernels in (False, True):
+    unet.kernels_can_run = lambda h: kernels
+    model.zero_grad()
+    hidden = model.trunk(z, t, label)
+    assert hidden.shape == (2, 192, 2)
+    (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+    found.append([hidden.detach(), *(p.grad.clone() for p in model.parameters())])
+for ours, theirs in zip(*found, strict=True):
+    assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
+print("equal")
+"""
 NOISE = """
 import torch
 from processes import PROCESSES, N, ordinary_tokens
@@ -159,7 +209,9 @@ print("equal")
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("script", [SCRIPT, TRUNK, NOISE], ids=["head", "trunk", "noise"])
+@pytest.mark.parametrize(
+    "script", [SCRIPT, TRUNK, UNET, NOISE], ids=["head", "trunk", "unet", "noise"]
+)
 def test_kernels_equal_their_twins_in_the_interpreter(script: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False,
@@ -175,6 +227,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from xdlm.objective import fused_rates
 from xdlm.ops import fused, fused_counter, fused_draw, fused_mlp, fused_noise, fused_norm, fused_rotary
+from xdlm.ops import fused_group_norm as group_norm
 
 REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp32")
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
@@ -186,6 +239,10 @@ NOISE = dict.fromkeys("alpha b b_special rate rate_special weight scale".split()
 NORM = REAL | dict(seed="*i32", factor="fp32")
 WIDE = dict.fromkeys("h value bias gate weight scale shift after y d_y d_after d_h d_value".split(),
                      "*fp32")
+GROUP = REAL | dict.fromkeys("sum by_normed channel_mean group_mean mean_d mean_by_normed d_bias "
+                             "d_weight".split(), "*fp32")
+TILE = dict(C=192, PER_GROUP=6, TILE=64, ACROSS=64)
+WHOLE = dict(C=192, PER_GROUP=6, TILE=64, DOWN=16, WIDE=8)
 SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
 for kernel, types, constants in [
     (fused._stats_kernel, HEAD, dict(width=50304, HAS_SUM=True, NEED_SPREAD=True, BLOCK=1024)),
@@ -205,6 +262,12 @@ for kernel, types, constants in [
                                            BLOCK_D=32)),
     (fused_mlp._gelu_kernel, REAL, dict(ROWS=2, COLUMNS=1024)),
     (fused_mlp._gelu_backward_kernel, REAL, dict(ROWS=2, COLUMNS=1024, CHUNK=32)),
+    (group_norm._moments_kernel, GROUP, TILE | dict(HAS_SHIFT=True)),
+    (group_norm._group_kernel, GROUP, WHOLE | dict(EPS=1e-5)),
+    (group_norm._apply_kernel, GROUP, TILE | dict(HAS_SHIFT=True, SWISH=True)),
+    (group_norm._sums_kernel, GROUP, TILE | dict(HAS_SHIFT=True, SWISH=True)),
+    (group_norm._group_backward_kernel, GROUP, WHOLE | dict(HAS_SHIFT=True)),
+    (group_norm._backward_kernel, GROUP, TILE | dict(HAS_SHIFT=False, SWISH=False)),
     (fused_norm._forward_kernel, NORM | WIDE, SIZES | dict(KEEP_MOMENTS=False, EPS=1e-5)),
     (fused_norm._backward_kernel, NORM | WIDE, SIZES | dict(CHUNK=5, HAS_AFTER=False)),
 ]:

@@ -85,6 +85,22 @@ def test_the_papers_shape() -> None:
     assert len(attending) == 2 + 1 + 3
 
 
+def test_operations_are_counted() -> None:
+    """About 6 G multiplications for an image in the literature; and by hand for a model of one size."""
+    with torch.device("meta"):
+        model = build_denoiser(UNetConfig(n_classes=10), 257)
+    assert model.flops_per_token(3072) * 3072 / 3 == pytest.approx(2 * 6.1e9, rel=0.05)
+    tiny = UNetConfig(side=4, channels=4, multipliers="1", blocks=1, attention=0)
+    c, pixels = 4, 16
+    embedding = 256 * 16 + 16 * 16
+    into, out = 9 * 3 * c, 9 * c * 6
+    block = 2 * 9 * c * c + 16 * c / pixels
+    wide = (9 * 2 * c * c + 9 * c * c + 2 * c * c) + 16 * c / pixels
+    attention = 4 * c * c + 2 * pixels * c
+    products = pixels * (into + out + 3 * block + attention + 2 * wide) + embedding
+    assert build_denoiser(tiny, 256).flops_per_token(48) == pytest.approx(3 * 2 * products / 48)
+
+
 def test_an_untrained_model_expects_what_it_sees() -> None:
     """A new one has zero outputs: the law is centred on the noisy level, or on grey for a mask."""
     model = UNet(SMALL, 257).eval()

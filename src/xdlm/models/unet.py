@@ -3,21 +3,24 @@
 It sees levels as numbers in [-1, 1], and masks as 0 in one channel and as 1 in another beside it. For every
 token it gives a place and a width, from which `head` makes a logistic law over the levels; the place starts
 from where the noisy token is. Norms, time and class work as in Ho et al.: group norm and swish before every
-convolution, and a vector for time plus class that is added inside every block.
+convolution, and a vector for time plus class that is added inside every block. The channels of a pixel lie
+side by side in memory, as tokens do, all the way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
-from xdlm.models.dit import TimeEmbedding
+from xdlm.models.dit import TimeEmbedding, kernels_can_run
 from xdlm.models.logistic import level_log_probs
 
 _LEVELS, _COLOURS = 256, 3
@@ -81,6 +84,7 @@ class UNet(Denoiser):
     """A `Denoiser` for the levels of square colour images. The state behind the levels is the mask."""
 
     linear_head = False
+    replayable = True
 
     def __init__(self, config: UNetConfig, vocab_size: int, *, causal: bool = False) -> None:
         super().__init__()
@@ -112,6 +116,11 @@ class UNet(Denoiser):
     def n_states(self) -> int:
         return self._n_states
 
+    def flops_per_token(self, length: int, head_share: float = 1.0) -> float:
+        """Of all products of matrices and convolutions, counted on one image without memory: 1 forward and
+        2 backward. The head is no product, and left out."""
+        return 3 * _forward_flops(self.config, self._n_states) / length
+
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """Place and raw width of every token, [B, L, 2], in float32 whatever the weights are: a place
         rounded to bfloat16 would be off by levels."""
@@ -125,16 +134,18 @@ class UNet(Denoiser):
         value, seen = self._seen(z.view(-1, side, side, _COLOURS).permute(0, 3, 1, 2), work)
         cond = F.silu(self._condition(t, label))
         h = self.into(seen.to(self.into.weight.dtype))
+        kernels = self.kernels and kernels_can_run(h)
         skips = [h]
         for block in self.down:
-            h = block(h, cond)
+            h = block(h, cond, kernels)
             skips.append(h)
         for block in self.middle:
-            h = block(h, cond)
+            h = block(h, cond, kernels)
         for block in self.up:
-            h = block(h, cond) if isinstance(block, Grow) else block(_beside(h, skips.pop()), cond)
+            h = h if isinstance(block, Grow) else torch.cat([h, skips.pop()], dim=1)
+            h = block(h, cond, kernels)
         weight, bias = (parameter.to(work) for parameter in self.out.parameters())
-        h = F.conv2d(F.silu(self.final_norm(h)).to(work), weight, bias, padding=1)
+        h = F.conv2d(normed(self.final_norm, h, kernels).to(work), weight, bias, padding=1)
         shift, raw_scale = h.chunk(2, dim=1)
         parts = torch.stack([torch.tanh(value + shift), raw_scale], dim=-1)
         return parts.permute(0, 2, 3, 1, 4).reshape(*z.shape, 2)
@@ -164,6 +175,15 @@ class UNet(Denoiser):
             label = torch.full_like(t, -1, dtype=torch.int64)
         # "No class" is the last row of the table.
         return cond + self.label_embed(torch.where(label < 0, self.n_classes, label))
+
+
+@cache
+def _forward_flops(config: UNetConfig, n_states: int) -> int:
+    """Operations of a forward pass for one image."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model = UNet(config, n_states).eval()
+        model.trunk(torch.zeros(1, config.own_length(), dtype=torch.int64), torch.zeros(1))
+    return counter.get_total_flops()
 
 
 def _way_down(config: UNetConfig, cond: int) -> tuple[nn.ModuleList, list[int]]:
@@ -214,11 +234,12 @@ class ResidualBlock(nn.Module):
         self.dropout = dropout
         nn.init.zeros_(self.conv_out.weight)
 
-    def forward(self, h: Tensor, cond: Tensor) -> Tensor:
-        branch = self.conv_in(F.silu(self.norm_in(h))) + self.condition(cond)[:, :, None, None]
-        branch = F.dropout(F.silu(self.norm_out(branch)), self.dropout, self.training)
-        h = self.skip(h) + self.conv_out(branch)
-        return h if self.attention is None else self.attention(h)
+    def forward(self, h: Tensor, cond: Tensor, kernels: bool) -> Tensor:
+        branch = F.conv2d(normed(self.norm_in, h, kernels), self.conv_in.weight, padding=1)
+        shift = self.condition(cond) + self.conv_in.bias  # the next norm adds both as it reads
+        branch = normed(self.norm_out, branch, kernels, shift=shift)
+        h = self.skip(h) + self.conv_out(F.dropout(branch, self.dropout, self.training))
+        return h if self.attention is None else self.attention(h, kernels)
 
 
 class Attention(nn.Module):
@@ -230,8 +251,8 @@ class Attention(nn.Module):
         self.out = nn.Conv2d(width, width, 1)
         nn.init.zeros_(self.out.weight)
 
-    def forward(self, h: Tensor) -> Tensor:
-        rows = self.qkv(self.norm(h)).flatten(2).mT[:, None]
+    def forward(self, h: Tensor, kernels: bool) -> Tensor:
+        rows = self.qkv(normed(self.norm, h, kernels, swish=False)).flatten(2).mT[:, None]
         attended = F.scaled_dot_product_attention(*rows.chunk(3, dim=-1))
         return h + self.out(attended[:, 0].mT.reshape_as(h))
 
@@ -243,7 +264,7 @@ class Shrink(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, stride=2, padding=1)
 
-    def forward(self, h: Tensor, cond: Tensor) -> Tensor:
+    def forward(self, h: Tensor, cond: Tensor, kernels: bool) -> Tensor:
         return self.conv(h)
 
 
@@ -254,7 +275,7 @@ class Grow(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, padding=1)
 
-    def forward(self, h: Tensor, cond: Tensor) -> Tensor:
+    def forward(self, h: Tensor, cond: Tensor, kernels: bool) -> Tensor:
         return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
 
 
@@ -265,5 +286,15 @@ def _norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if width % groups == 0), width)
 
 
-def _beside(h: Tensor, skip: Tensor) -> Tensor:
-    return torch.cat([h, skip], dim=1)
+def normed(
+    norm: nn.Module, h: Tensor, kernels: bool, *, shift: Tensor | None = None, swish: bool = True
+) -> Tensor:
+    """The norm of `h` [n, c, h, w] plus `shift` [n, c], and its swish: by kernels, or step by step."""
+    if kernels and isinstance(norm, nn.GroupNorm):
+        from xdlm.ops.fused_group_norm import fused_group_norm
+
+        return fused_group_norm(
+            h, norm.weight, norm.bias, norm.num_groups, shift=shift, swish=swish, eps=norm.eps
+        )
+    h = norm(h if shift is None else h + shift[:, :, None, None])
+    return F.silu(h) if swish else h

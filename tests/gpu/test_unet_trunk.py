@@ -1,0 +1,87 @@
+"""The U-Net's kernels against plain torch, and its recordings against launches, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from xdlm.models import UNet, UNetConfig, run_trunk
+from xdlm.training.device import compile_trunk
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CONFIG = UNetConfig(side=16, channels=48, multipliers="1-2", attention=8, dropout=0.0, n_classes=3)
+
+
+def awake(dtype: torch.dtype) -> UNet:
+    torch.manual_seed(0)
+    model = UNet(CONFIG, 257)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.to("cuda", dtype).train()
+
+
+def inputs(step: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(step)
+    z = torch.randint(0, 257, (4, 768), device="cuda", generator=generator)
+    t = torch.rand(4, device="cuda", generator=generator)
+    return z, t, torch.arange(4, device="cuda") % 3 - 1
+
+
+def hidden_and_gradients(model: UNet) -> dict[str, Tensor]:
+    model.zero_grad()
+    hidden = model.trunk(*inputs())
+    generator = torch.Generator("cuda").manual_seed(2)
+    weight = torch.randn(hidden.shape, device="cuda", generator=generator)
+    (hidden * weight).sum().backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"hidden": hidden.detach(), **gradients}
+
+
+def error(value: Tensor, truth: Tensor) -> float:
+    return float((value.double() - truth.double()).norm() / truth.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_kernels_are_as_exact_as_plain_torch(dtype: torch.dtype) -> None:
+    truth, model = hidden_and_gradients(awake(dtype).double()), awake(dtype)
+    ours = hidden_and_gradients(model)
+    model.kernels = False
+    plain = hidden_and_gradients(model)
+    for name, exact in truth.items():
+        assert error(ours[name], exact) <= 2 * error(plain[name], exact) + 1e-5, name
+
+
+def test_recordings_follow_inputs_and_weights() -> None:
+    model = awake(torch.float32).eval()
+    with torch.no_grad():
+        for step in range(4):
+            torch.testing.assert_close(run_trunk(model, *inputs(step)), model.trunk(*inputs(step)))
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+
+
+def test_training_is_the_same_with_and_without_recordings() -> None:
+    seen: dict[bool, list[Tensor]] = {}
+    for replayable in (False, True):
+        model = awake(torch.float32)
+        model.replayable, seen[replayable] = replayable, []
+        for step in range(4):
+            hidden = run_trunk(model, *inputs(step))
+            hidden.square().mean().backward()
+            seen[replayable] += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            model.zero_grad()
+    for ours, theirs in zip(seen[True], seen[False], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_compiled_trunk_gives_the_same() -> None:
+    model = awake(torch.float32)
+    ours = hidden_and_gradients(model)
+    compile_trunk(model)
+    for name, value in hidden_and_gradients(model).items():
+        assert error(value, ours[name]) < 1e-2, name  # convolutions of either may use TF32
