@@ -138,7 +138,7 @@ print("equal")
 UNET = """
 import torch
 from torch.nn import functional as F
-from xdlm.models import UNet, UNetConfig, unet
+from xdlm.models import UNet, UNetConfig, head_stats, unet
 from xdlm.ops.fused_group_norm import fused_group_norm
 
 # Odd sizes, tiles that are not full, groups of one and of all; far from zero, where sums of squares fail.
@@ -166,6 +166,26 @@ for n, c, side, groups, swish, shifted in [
     for ours, theirs, truth in zip(values(fused, leaves), values(plain, leaves), exact, strict=True):
         bound = 3 * (theirs.double() - truth).norm() + 2e-6 * truth.norm()
         assert (ours.double() - truth).norm() <= bound
+# The head: wide and narrow laws, levels at the ends, masks, with and without the sum over levels.
+model = UNet(UNetConfig(side=8, channels=8, multipliers="1"), 257)
+for n, summed in ((203, True), (7, False)):
+    x, z = torch.randint(0, 256, (n,)), torch.randint(0, 300, (n,)).clamp_max(256)
+    x[:3] = torch.tensor([0, 255, 0])
+    log_c, up = torch.linspace(-6, 12, n, dtype=torch.float64) if summed else None, torch.randn(3, n)
+    rows = torch.stack([torch.rand(n) * 2.4 - 1.2, torch.linspace(-9, 9, n)], -1)
+
+    def head(impl, dtype):
+        unet.kernels_can_run = lambda h: impl == "fused"
+        hidden = rows.to(dtype).requires_grad_()
+        stats = head_stats(model, hidden, x, z, log_c, mask_id=256, impl=impl)
+        log_z = torch.where(z < 256, stats.logit_z - stats.lse, 0.0)
+        values = [stats.logit_x - stats.lse, log_z, stats.S]
+        total = sum((value * part).sum() for value, part in zip(values, up, strict=True))
+        return [*(v.detach().double() for v in values), torch.autograd.grad(total, hidden)[0].double()]
+
+    exact, plain = head("eager", torch.float64), head("eager", torch.float32)
+    for ours, theirs, truth in zip(head("fused", torch.float32), plain, exact, strict=True):
+        assert (ours - truth).norm() <= 3 * (theirs - truth).norm() + 3e-7 * truth.norm()
 # The whole trunk.
 config = UNetConfig(side=8, channels=8, multipliers="1-2", blocks=1, attention=4, dropout=0.0,
                     n_classes=3)
@@ -228,6 +248,7 @@ from triton.compiler import ASTSource
 from xdlm.objective import fused_rates
 from xdlm.ops import fused, fused_counter, fused_draw, fused_mlp, fused_noise, fused_norm, fused_rotary
 from xdlm.ops import fused_group_norm as group_norm
+from xdlm.ops import fused_logistic
 
 REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp32")
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
@@ -241,6 +262,9 @@ WIDE = dict.fromkeys("h value bias gate weight scale shift after y d_y d_after d
                      "*fp32")
 GROUP = REAL | dict.fromkeys("sum by_normed channel_mean group_mean mean_d mean_by_normed d_bias "
                              "d_weight".split(), "*fp32")
+LAW = REAL | dict.fromkeys("hidden logit_x logit_z d_x d_z d_total d_hidden".split(), "*fp32") | dict(
+    x="*i64", z="*i64", log_c="*fp64")
+LEVELS = dict(LEVELS=256, SHIFT=2.0, LOWEST=-7.0, HIGHEST=7.0, BLOCK=256, ROWS=4, HAS_SUM=True)
 TILE = dict(C=192, PER_GROUP=6, TILE=64, ACROSS=64)
 WHOLE = dict(C=192, PER_GROUP=6, TILE=64, DOWN=16, WIDE=8)
 SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
@@ -262,6 +286,8 @@ for kernel, types, constants in [
                                            BLOCK_D=32)),
     (fused_mlp._gelu_kernel, REAL, dict(ROWS=2, COLUMNS=1024)),
     (fused_mlp._gelu_backward_kernel, REAL, dict(ROWS=2, COLUMNS=1024, CHUNK=32)),
+    (fused_logistic._stats_kernel, LAW, LEVELS),
+    (fused_logistic._gradient_kernel, LAW, LEVELS),
     (group_norm._moments_kernel, GROUP, TILE | dict(HAS_SHIFT=True)),
     (group_norm._group_kernel, GROUP, WHOLE | dict(EPS=1e-5)),
     (group_norm._apply_kernel, GROUP, TILE | dict(HAS_SHIFT=True, SWISH=True)),

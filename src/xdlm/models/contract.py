@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
-from xdlm.structs import Vocab
+from xdlm.structs import RowStats, Vocab
 
 #: A layer's keys and values [B, heads, l, d] on their way into attention, and those, of as many positions
 #: as one likes, that attention sees in their place; and the same for all layers, by number.
@@ -112,6 +112,13 @@ class Denoiser(nn.Module, ABC):
         """Float32 logits [..., V] for any subset of hidden rows."""
         bias = None if self.head_bias is None else self.head_bias.float()
         return F.linear(hidden.float(), self.head_weight.float(), bias)
+
+    def own_stats(
+        self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None
+    ) -> RowStats | None:
+        """The statistics of rows `hidden` [R, D] by a kernel that was written for a head that is not
+        linear; None where there is none, or where it cannot run."""
+        return None
 
     def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 #: A width of exp(-2) for a raw prediction of 0 is a reasonable one to start from (Austin et al. 2021).
-_SHIFT = 2.0
+SHIFT = 2.0
 #: Narrower than the first, one level has all the mass; wider than the second, the two ends have it.
-_LOG_SCALES = (-7.0, 7.0)
+LOG_SCALES = (-7.0, 7.0)
 
 
 def level_log_probs(location: Tensor, raw_scale: Tensor, levels: int) -> Tensor:
     """log p_e [..., K] for locations and raw widths [...]; the scale is exp(raw - 2)."""
-    inverse_scale = torch.exp(_SHIFT - raw_scale.clamp(*_LOG_SCALES))[..., None]
+    inverse_scale = torch.exp(SHIFT - raw_scale.clamp(*LOG_SCALES))[..., None]
     width = 2 / (levels - 1)
     edges = torch.linspace(
         -1 + width / 2, 1 - width / 2, levels - 1, device=location.device, dtype=location.dtype

@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
 from xdlm.models.dit import TimeEmbedding, kernels_can_run
-from xdlm.models.logistic import level_log_probs
+from xdlm.models.logistic import LOG_SCALES, SHIFT, level_log_probs
+from xdlm.structs import RowStats
 
 _LEVELS, _COLOURS = 256, 3
 
@@ -156,6 +157,19 @@ class UNet(Denoiser):
         location, raw_scale = hidden.to(work).unbind(-1)
         logits = level_log_probs(location, raw_scale, _LEVELS)
         return F.pad(logits, (0, self._n_states - _LEVELS), value=-torch.inf)
+
+    def own_stats(
+        self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None
+    ) -> RowStats | None:
+        if not (self.kernels and kernels_can_run(hidden) and hidden.dtype == torch.float32):
+            return None
+        from xdlm.ops.fused_logistic import Law, logistic_row_stats
+
+        rows = (hidden.reshape(-1, 2), x.reshape(-1), z.reshape(-1))
+        stats = logistic_row_stats(
+            *rows, None if log_c is None else log_c.reshape(-1), Law(_LEVELS, SHIFT, *LOG_SCALES)
+        )
+        return RowStats(*(field.view(x.shape) for field in stats))
 
     def _seen(self, z: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Levels on [-1, 1] with masks at 0, and all input channels."""

@@ -92,7 +92,7 @@ def load_logits(row_ptr, bias_ptr, token, width: tl.constexpr):
 
 
 @triton.jit
-def _log1p(v):
+def log1p(v):
     """log(1 + v) for v >= 0, to float32's precision (relative error 1.1e-7).
 
     1 + v = 2^n (1 + r) with r in [-1/4, 1/2]; r comes from v itself, so that small v lose nothing. Then
@@ -159,7 +159,7 @@ def _stats_kernel(
             u, v = c * tl.exp2(one - highest), c * tl.exp2(other - highest)
             product = u * v
             both = u + v + product
-            total += _log1p(both)
+            total += log1p(both)
             if NEED_SPREAD:
                 spread += (both + product) / (1 + both)
         tl.store(total_ptr + row, tl.sum(total, 0))
