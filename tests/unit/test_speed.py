@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from xdlm import Vocab
+from xdlm.cli.main import main
 from xdlm.evaluation.plain import plain_decode, plain_loss, plain_sample
 from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure
 from xdlm.models import PRESETS, DiT, DiTConfig
@@ -97,6 +98,18 @@ def test_a_cell_says_what_it_measured() -> None:
     for cell in cells:
         assert cell.tokens_per_s == pytest.approx(2 * 8 / cell.seconds)
         assert cell.peak_gb is None
+
+
+def test_a_unet_is_measured_too(tmp_path, capsys) -> None:
+    file = tmp_path / "images.csv"
+    main(["bench", "--preset", "unet-nano", "--methods", "udlm", "mdlm", "--device", "cpu", "--batch", "2",
+          "--steps", "2", "--repeats", "1", "--sample-repeats", "1", "--csv", str(file)])  # fmt: skip
+    assert "unet 2 x 8" in capsys.readouterr().out
+    rows = file.read_text().splitlines()
+    assert len(rows) == 1 + 2 * 7 and ",256,2,192," in rows[1]
+    with pytest.raises(SystemExit):
+        main(["bench", "--preset", "unet-nano", "--scan", "length", "--device", "cpu"])
+    assert "a length of its own" in capsys.readouterr().err
 
 
 def setting() -> SpeedSetting:

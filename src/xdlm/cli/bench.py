@@ -23,7 +23,8 @@ from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
 from xdlm.evaluation.waiting import measure_loader
 from xdlm.files import check_writable, write_atomic
-from xdlm.models import PRESETS
+from xdlm.models import PRESETS, DiTConfig, UNetConfig
+from xdlm.tokens.pixels import LEVELS
 from xdlm.training.device import describe, pick_device, pick_precision
 
 _DESCRIPTION = """Throughput and peak memory of forward, forward + backward and sampling, for each noise
@@ -35,11 +36,17 @@ examples:
   xdlm bench --methods xdlm --tasks train --no-plain
   xdlm bench --csv benchmarks/results.csv --plot bench.png
   xdlm bench --scan vocab --methods xdlm --tasks train
+  xdlm bench --preset unet --csv benchmarks/images.csv
   xdlm bench --loader recipes/cpu-tiny.yaml
 
 --loader measures something else: whether reading the data of a recipe holds its training back. It prints
 the time of a step with the loader and with a batch held in memory, and their ratio.
 """
+_MODELS: dict[str, DiTConfig | UNetConfig] = {
+    **PRESETS,
+    "unet": UNetConfig(),
+    "unet-nano": UNetConfig(side=8, channels=8, multipliers="1-2", blocks=1, attention=4),
+}
 #: What --scan goes through: from the setting down to a few per cent of it, and beyond for the vocabulary.
 _SCANS = {
     "vocab": ("n_tokens", (1_000, 4_000, 16_000, 64_000, 256_000)),
@@ -57,11 +64,12 @@ class Options:
     plain: bool = True
     """Measure the plain implementation too."""
     preset: str | None = None
-    """Model size; by default small on a GPU and nano on a CPU."""
+    """Model size; by default small on a GPU and nano on a CPU. unet and unet-nano are models of pixels,
+    which fix the vocabulary and the length."""
     vocab: int | None = None
     """Tokens without the mask; by default 50257 on a GPU and 8192 on a CPU."""
     batch: int | None = None
-    """Sequences; by default 32 on a GPU and 4 on a CPU."""
+    """Sequences; by default 32 on a GPU (64 images) and 4 on a CPU."""
     length: int | None = None
     """Tokens per sequence; by default 1024 on a GPU and 64 on a CPU."""
     steps: int = 32
@@ -174,8 +182,13 @@ def _setting(options: Options) -> SpeedSetting:
     device = pick_device(options.device)
     gpu = device.type == "cuda"
     preset = options.preset or ("small" if gpu else "nano")
-    if preset not in PRESETS:
-        raise UserError(f"unknown preset '{preset}'{did_you_mean(preset, PRESETS)}")
+    if preset not in _MODELS:
+        raise UserError(f"unknown preset '{preset}'{did_you_mean(preset, _MODELS)}")
+    model = replace(_MODELS[preset], dropout=options.dropout)
+    own_length = model.own_length()
+    if own_length is not None and (options.scan or options.vocab or options.length):
+        raise UserError(f"{preset} has a vocabulary and a length of its own: leave out --vocab, "
+                        "--length and --scan")  # fmt: skip
 
     def default(given: int | None, on_gpu: int, on_cpu: int) -> int:
         value = given if given is not None else (on_gpu if gpu else on_cpu)
@@ -186,10 +199,10 @@ def _setting(options: Options) -> SpeedSetting:
     if not 0 < options.kept_rows <= 1:
         raise UserError(f"kept_rows must lie in (0, 1], got {options.kept_rows}")
     return SpeedSetting(
-        model=replace(PRESETS[preset], dropout=options.dropout),
-        n_tokens=default(options.vocab, 50257, 8192),
-        batch=default(options.batch, 32, 4),
-        length=default(options.length, 1024, 64),
+        model=model,
+        n_tokens=default(options.vocab, 50257, 8192) if own_length is None else LEVELS,
+        batch=default(options.batch, 32 if own_length is None else 64, 4),
+        length=own_length or default(options.length, 1024, 64),
         steps=options.steps,
         k=options.k,
         kept_rows=options.kept_rows,
@@ -215,11 +228,19 @@ def _show(cells: list[Speed], setting: SpeedSetting) -> None:
         )  # fmt: skip
     screen = Console()
     screen.print(
-        f"{describe(setting.device)}, DiT {setting.model.depth} x {setting.model.width}, "
+        f"{describe(setting.device)}, {setting.model.kind} {' x '.join(map(str, _size(setting)))}, "
         f"{setting.n_tokens:,} tokens, batch {setting.batch} x {setting.length}, "
         f"{setting.steps} steps, {str(setting.dtype).removeprefix('torch.')}"
     )
     screen.print(table)
+
+
+def _size(setting: SpeedSetting) -> tuple[int, int]:
+    """Blocks, of a U-Net those of the way down, and width."""
+    model = setting.model
+    if isinstance(model, UNetConfig):
+        return len(model.widths) * model.blocks, model.channels
+    return model.depth, model.width
 
 
 def _gb(cell: Speed) -> str:
@@ -232,7 +253,7 @@ def _append(file: Path, cells: list[Speed], setting: SpeedSetting) -> None:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(),
         "device": describe(setting.device), "torch": torch.__version__,
         "python": platform.python_version(), "dtype": str(setting.dtype),
-        "depth": setting.model.depth, "width": setting.model.width,
+        "depth": _size(setting)[0], "width": _size(setting)[1],
         "vocab": setting.n_tokens, "batch": setting.batch, "length": setting.length,
         "steps": setting.steps, "k": setting.k, "kept_rows": setting.kept_rows,
         "dropout": setting.model.dropout, "compiled": setting.compiled, "warmup": setting.warmup,

@@ -17,7 +17,7 @@ import torch
 
 from xdlm.errors import UserError
 from xdlm.evaluation.plain import plain_loss, plain_sample
-from xdlm.models import DiT, DiTConfig
+from xdlm.models import Denoiser, DiTConfig, UNetConfig, build_denoiser
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.sampling import SamplerConfig, sample
 from xdlm.structs import Batch, Vocab
@@ -32,7 +32,7 @@ TASKS = ("forward", "forward-thinned", "train", "sample")
 class SpeedSetting:
     """What is measured."""
 
-    model: DiTConfig
+    model: DiTConfig | UNetConfig
     n_tokens: int
     batch: int
     length: int
@@ -83,7 +83,7 @@ def measure(
     """All tasks of a method, one after the other, with `impl` "ours" or "plain"."""
     process = make_process(method, setting)
     torch.manual_seed(0)
-    model = DiT(setting.model, process.vocab.size)
+    model = build_denoiser(setting.model, process.vocab.size)
     with torch.no_grad():
         for parameter in model.parameters():  # no zeros: they would run faster than real weights
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -100,7 +100,7 @@ def measure(
 
 
 def _task(
-    task: str, impl: str, model: DiT, process: NoiseProcess, setting: SpeedSetting
+    task: str, impl: str, model: Denoiser, process: NoiseProcess, setting: SpeedSetting
 ) -> tuple[Callable[[], None], int]:
     """A function that does the task once."""
     device = setting.device
