@@ -35,6 +35,9 @@ class Gaussian:
     mean: Tensor
     covariance: Tensor
 
+    def to(self, device: torch.device) -> Gaussian:
+        return Gaussian(self.n, self.mean.to(device), self.covariance.to(device))
+
 
 class Running:
     """Mean and covariance of vectors that come in batches: what is kept is their number n, their mean m and
@@ -105,9 +108,7 @@ def features_of(
         n_kept += len(part)
         if on_images is not None:
             on_images(running.n)
-    law = running.gaussian()
-    on_host = Gaussian(law.n, law.mean.cpu(), law.covariance.cpu())
-    return FeatureSet(on_host, torch.cat(some))
+    return FeatureSet(running.gaussian().to(torch.device("cpu")), torch.cat(some))
 
 
 def reference_features(

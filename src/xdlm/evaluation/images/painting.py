@@ -143,7 +143,8 @@ def measure(
     shares = precision_recall(there[:some], here[:some])
     about = {"reference_n": float(real.law.n), "kept": float(len(found.kept))}
     plan = replace(plan, nfe=float(most), details=about)
-    distance, error = fid(real.law, found.law), fid_error(real.law, found.law, here)
+    law, real_law = found.law.to(device), real.law.to(device)
+    distance, error = fid(real_law, law), fid_error(real_law, law, here)
     took = {"seconds": time.perf_counter() - began}  # told once: all are of the same images
     values = [(distance, error), (kernel.value, kernel.stderr), (shares.precision, None),
               (shares.recall, None)]  # fmt: skip

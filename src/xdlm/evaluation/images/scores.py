@@ -24,10 +24,12 @@ def fid(one: Gaussian, other: Gaussian) -> float:
         |m1 - m2|^2 + tr C1 + tr C2 - 2 tr (C1 C2)^(1/2)
 
     The last trace is the sum of the singular values of C1^(1/2) C2^(1/2): both roots are of symmetric
-    matrices, and singular values are exact to rounding, where eigenvalues of C1 C2 near zero are not.
+    matrices, and singular values are exact to rounding, where eigenvalues of C1 C2 near zero are not. A
+    CPU is quicker to find them than a GPU.
     """
     gap = (one.mean - other.mean).square().sum()
-    shared = torch.linalg.svdvals(_root(one.covariance) @ _root(other.covariance)).sum()
+    product = _root(one.covariance) @ _root(other.covariance)
+    shared = torch.linalg.svdvals(product.cpu()).sum().to(gap)
     spread = one.covariance.trace() + other.covariance.trace() - 2 * shared
     return float(gap + spread)
 
@@ -41,15 +43,14 @@ def fid_error(reference: Gaussian, other: Gaussian, features: Tensor) -> float:
     where T carries the other law to the reference: T = C^(-1/2) (C^(1/2) C_r C^(1/2))^(1/2) C^(-1/2).
     Its bias, which all sets of n images share, is no part of it.
     """
-    mean, covariance = other.mean.to(features.device), other.covariance.to(features.device)
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = torch.linalg.eigh(other.covariance)
     seen = values > values[-1] * _RANK
     width = torch.where(seen, values, 1.0).sqrt()
     root, inverse = ((vectors * w) @ vectors.T for w in (width * seen, seen / width))
-    carry = inverse @ _root(root @ reference.covariance.to(root) @ root) @ inverse
-    inner = features.double() - mean
+    carry = inverse @ _root(root @ reference.covariance @ root) @ inverse
+    inner = features.double() - other.mean
     moved = inner - inner @ carry
-    influence = 2 * inner @ (mean - reference.mean.to(mean)) + (inner * moved).sum(1)
+    influence = 2 * inner @ (other.mean - reference.mean) + (inner * moved).sum(1)
     return float(influence.std()) / math.sqrt(other.n)
 
 
