@@ -166,9 +166,9 @@ class LossConfig:
     """elbo, or GIDD's clipped or dynamic weights."""
     impl: Literal["auto", "eager", "chunked", "fused"] = "auto"
     """How the head and the sums over the vocabulary are computed."""
-    kept_rows: float = 0.02
-    """Share of unchanged tokens (z = x) that the loss looks at, at least: each with the probability
-    that it is noise, or this if it is more, and weighed up by the inverse. 1 looks at all."""
+    kept_rows: float = 0.1
+    """How often the loss looks at unchanged tokens (z = x): each with this times what it costs a model that
+    knows nothing as probability, and weighed up by the inverse. 1 looks at all."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:

@@ -18,17 +18,26 @@ import torch
 from xdlm import UserError, load
 from xdlm.api import load_tokenizer
 from xdlm.cli.train import read_rows
-from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig, dump_config
+from xdlm.config import (
+    DataConfig,
+    LossConfig,
+    OptimConfig,
+    ProcessConfig,
+    RunConfig,
+    TrainConfig,
+    dump_config,
+)
 from xdlm.evaluation import row_bounds, unigram_entropy
 from xdlm.evaluation.likelihood import bent_times
 from xdlm.models import PRESETS, DiT
-from xdlm.noise import Masked, Mixed
+from xdlm.noise import Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import nelbo, stratified_times
 from xdlm.ops import gather
 from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.ema import Ema
 from xdlm.training.loss import DiffusionLoss, LossSums
+from xdlm.training.noised import noised_in_torch
 from xdlm.training.optimizer import clip_gradients, learning_rate
 from xdlm.training.parallel import World, join_world, launcher, note_launch, started_again
 from xdlm.training.precision import WorkingCopy
@@ -504,6 +513,31 @@ def test_thinning_kept_rows_is_unbiased() -> None:
     difference = np.array(thinned) - np.array(full)
     assert difference.std() > 0
     assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(len(difference))
+
+
+@pytest.mark.parametrize(
+    "process", [Mixed(Vocab(1001, 1000), k=k) for k in (0.001, 0.1, 0.9)] + [Uniform(Vocab(1000))]
+)
+def test_thinning_leaves_gradients_quiet(process: NoiseProcess) -> None:
+    """Of a model that knows how frequent tokens are and no more, the worst case for unchanged ones: thinned
+    by default, they add less to the second moment of the gradient than the changed ones have. Looked at
+    evenly, two in a hundred, those of uniform noise would add twice as much as all others."""
+    batch, length, n = 256, 32, 1000
+    frequency = 1 / torch.arange(1.0, n + 1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.multinomial(frequency, batch * length, replacement=True, generator=generator)
+    x, index = x.view(batch, length), torch.arange(batch)
+    t = stratified_times(0, 0, index, batch, time_range=process.time_range)
+    found = noised_in_torch(process, process.coefs(t), x, index, 0, LossConfig().kept_rows)
+    logits = torch.full((process.vocab.size,), -30.0)
+    logits[:n] = frequency.log()
+    logits = logits.expand(batch, length, -1).clone().requires_grad_()
+    loss = nelbo(process, logits, x, found.z, t) * found.scale
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    moment = gradient.double().square().sum(-1)
+    kept = found.z == x
+    assert moment[kept].sum() < 0.75 * moment[~kept].sum()
+    assert found.picked[kept].float().mean() < 0.25
 
 
 def test_splitting_a_batch_over_processes_gives_the_same_noise() -> None:

@@ -76,8 +76,8 @@ class Options:
     """Sampling steps; the final denoise comes on top."""
     k: float = 0.1
     """Mixing ratio of xdlm."""
-    kept_rows: float = 0.02
-    """Share of unchanged tokens that training looks at, at least."""
+    kept_rows: float = 0.1
+    """How often training looks at unchanged tokens, as loss.kept_rows in a recipe; 1 for always."""
     dropout: float = 0.1
     """Dropout in training, as in the paper."""
     warmup: int | None = None

@@ -83,13 +83,14 @@ def _noise_kernel(
     nothing = (rate <= 0) | (reach <= 0)
     weight = tl.where(nothing, 0.0, rate / tl.where(reach <= 0, 1.0, reach))
 
-    # Whether to look at it: always where it changed, else by the probability that it is noise.
+    # Whether to look at it: always where it changed, else by chance.
     picked = weight > 0
     chance = tl.full((BLOCK,), 1.0, tl.float64)
     if KEPT < 1:
         kept = tl.full((BLOCK,), KEPT, tl.float64)  # a bare constant would be rounded to float32
-        by_noise = tl.minimum(tl.maximum(b_z / reach, kept), 1.0)
-        chance = tl.where(z == x, by_noise, 1.0)
+        cost = rate / (alpha / n_ordinary + b_z)
+        if_kept = tl.minimum(tl.maximum(b_z / reach, kept * cost), 1.0)
+        chance = tl.where(z == x, if_kept, 1.0)
         picked = picked & (_uniform(sample, position, key0, key1, THINNING, BLOCK) < chance)
     tl.store(z_ptr + at, z, mask=inside)
     tl.store(weight_ptr + at, weight, mask=inside)

@@ -17,10 +17,11 @@ def noised(
 ) -> Noised:
     """Draw `z` for `x` [B, L]; everything random depends on the seed and the samples' numbers alone.
 
-    Positions of no weight are never looked at, changed ones always. An unchanged token counts for as
-    much as the probability that it is noise after all, `b(z)/f(x, z)`, which for all but the last times
-    is tiny; so it is looked at with that probability, or `kept_rows` if that is more, and then counts
-    for the inverse.
+    Positions of no weight are never looked at, changed ones always. An unchanged token is looked at with
+    probability `kept_rows rate(z)/(alpha/n + b(z))`, in proportion to what it costs a model that knows
+    nothing and gives each of n tokens the same probability, and then counts for the inverse. So it never
+    counts for more than 1/kept_rows such losses, where most, by a model that has learnt to copy, are next
+    to nothing. A lower probability than that it is noise after all, `b(z)/f(x, z)`, is never used.
     """
     if not process.has_uniform_noise:
         kept_rows = 1.0
@@ -47,8 +48,10 @@ def noised_in_torch(
     picked = weight > 0
     if kept_rows == 1:
         return Noised(z, weight, picked.double(), picked)
-    noise = coefs.b.at(z)
-    by_noise = (noise / (align(coefs.alpha, z) + noise)).clamp(kept_rows, 1.0)
-    chance = torch.where(z == x, by_noise, 1.0)
+    noise, alpha = coefs.b.at(z), align(coefs.alpha, z)
+    n_ordinary = process.vocab.size - len(process.special_ids)
+    cost = coefs.rate.at(z) / (alpha / n_ordinary + noise)
+    if_kept = torch.maximum(noise / (alpha + noise), kept_rows * cost).clamp_max(1.0)
+    chance = torch.where(z == x, if_kept, 1.0)
     picked = picked & (uniform(seed, Stream.ROW_THINNING, sample, position) < chance)
     return Noised(z, weight, torch.where(picked, 1 / chance, 0.0), picked)
