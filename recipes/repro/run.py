@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
+from xdlm.report.study.beside import CURVES, SAMPLES, write_curve
 
 HERE = Path(__file__).parent
 JUDGE, START = "judge", "mdlm"
@@ -67,6 +68,7 @@ class TextStudy(LaneStudy):
         The last one in all numbers of steps, with what tokens do in each."""
         self.wait_for(JUDGE)
         options, folder = self._options, str(self.folder(run))
+        write_curve(self.folder(run) / "log.jsonl", options.out / CURVES / f"{run}.csv")
         own = [] if self.steps_left(JUDGE) else [str(self.folder(JUDGE))]
         writing = ["--n", options.n, "--precision", options.precision, "--judge", *own, *options.judge,
                    "--records", str(options.out / f"{run}.jsonl")]  # fmt: skip
@@ -80,11 +82,19 @@ class TextStudy(LaneStudy):
         self.xdlm(
             f"{run}.last", *dynamics, "--steps", *options.steps, "--transitions", "--every", last
         )
-        if (
-            run == START
-        ):  # its predictions in the reverse process of mixed noise, without any training
-            self.xdlm(f"{run}.as-xdlm", "eval", "gen", "--model", folder, "--data", VALIDATION, *writing,
-                      "--k", "0.1", "--steps", *options.steps)  # fmt: skip
+        if run == START or self.needs(run):
+            self._keep_texts(run, "--model", folder)
+        if run == START:
+            # Its predictions in the reverse process of mixed noise, without any training.
+            mixed = ["--model", folder, "--k", "0.1"]
+            self.xdlm(f"{run}.as-xdlm", "eval", "gen", *mixed, "--data", VALIDATION, *writing,
+                      "--steps", *options.steps)  # fmt: skip
+            self._keep_texts(f"{run}-as-xdlm", *mixed)
+
+    def _keep_texts(self, name: str, *words: str) -> None:
+        """A few, to be read."""
+        self.xdlm(f"{name}.texts", "eval", "gen", *words, "--data", VALIDATION, "--n", "2", "--steps", "8",
+                  "16", "32", "64", "--samples", str(self._options.out / SAMPLES / name))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -20,8 +21,9 @@ from xdlm.config import RunConfig, from_tree
 from xdlm.data import ZERO_SHOT
 from xdlm.evaluation.perplexity import mean_perplexity
 from xdlm.evaluation.records import EvalRecord, append_records
-from xdlm.report.study import compose, paper, write_study
+from xdlm.report.study import compose, paper, read_study, write_study
 from xdlm.report.study.balance import bowed, distance
+from xdlm.report.study.beside import write_curve
 from xdlm.report.study.changes import counts_of
 from xdlm.report.study.collection import averaged, collect, once
 from xdlm.report.study.commands import read_again, write_again
@@ -188,6 +190,31 @@ def test_the_same_records_give_the_same_bytes(study) -> None:
         assert f"(results/repro/figures/{name})" in page
         assert b"tEXt" not in content, "no dates, no versions"
     assert not re.search(r"\bnan\b|None|Estimate|/tmp", page)
+
+
+def test_curves_and_texts_beside_the_records_are_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    append_records(folder / "a.jsonl", whole())
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(f'{{"step": {n}, "loss": 1.0, "elbo": {9 - n / 50}}}\n' for n in range(1, 99))
+    )
+    runs = {r.model.rpartition("/")[2] for r in whole() if "process" in r.config}
+    for run in runs:
+        write_curve(log, folder / "curves" / f"{run}.csv")
+        texts = folder / "samples" / run / "steps-00008.jsonl"
+        texts.parent.mkdir(parents=True)
+        texts.write_text(json.dumps({"text": f"Written ```by``` {run}"}) + "\n")
+    write_study(folder, tmp_path / "RESULTS.md")
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "(results/figures/losses.png)" in page and (folder / "figures/losses.png").is_file()
+    assert (folder / "figures/adaptation.png").is_file()
+    assert "<summary>Texts of 8 steps</summary>" in page
+    assert "````text\nWritten ```by``` adapt-xdlm\n````" in page
+    (folder / "curves" / "mdlm.csv").write_text("step,nats\n1,x\n")
+    with pytest.raises(UserError, match=r"mdlm\.csv is no curve of step,nats"):
+        read_study(folder)
 
 
 def test_what_follows_the_paper_holds() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import PurePosixPath
 
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import ALWAYS, check_alike, method_of
 from xdlm.report.study import paper
+from xdlm.report.study.beside import Samples, plot_curves
 from xdlm.report.study.collection import Grid, Study, start_of
 from xdlm.report.study.commands import MEASURE
 from xdlm.report.study.likelihood import MASKED, MIXED
-from xdlm.report.study.page import Section, by_method, missing, of_paper
+from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.verdict import Finding, estimate
 from xdlm.report.study.writing import all_steps, compared, entropies
 
@@ -46,10 +50,35 @@ def adaptation(study: Study) -> Section:
         for other in (CONTINUED, RESAMPLED, UNTOUCHED)
     ]  # fmt: skip
     records = written if judged else []
+    runs = {name: PurePosixPath(own[0].model).name for name, own in arms.items() if own}
+    parts += _texts({**runs, RESAMPLED: f"{runs.get(UNTOUCHED)}-as-xdlm"}, study.samples)
+    curves = {n: study.curves[runs[n]] for n in (CONTINUED, ADAPTED) if runs.get(n) in study.curves}
+    figures = {"adaptation": partial(plot_curves, curves)} if curves else {}
     return Section(
-        "Adaptation of a masked model", ("tab:llada_performance",), parts, findings,
+        "Adaptation of a masked model", ("tab:llada_performance",), parts, findings, figures,
         records=records, command=MEASURE,
     )  # fmt: skip
+
+
+def _texts(runs: Mapping[str, str], samples: Samples) -> list[str]:
+    """The first text of each kind of run, from few steps to many."""
+    found = {name: samples[run] for name, run in runs.items() if run in samples}
+    return [
+        fold(
+            f"Texts of {steps} steps",
+            "\n\n".join(
+                f"*{name}*\n\n{_quoted(own[steps][0])}" for name, own in found.items() if own.get(steps)
+            ),
+        )
+        for steps in sorted({steps for own in found.values() for steps in own})
+    ]  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    """As it is, whatever signs it holds; a fence of as many ticks as that takes."""
+    ticks = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return f"{fence}text\n{text.strip()}\n{fence}"
 
 
 def _published(other: str) -> str:

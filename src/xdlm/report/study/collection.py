@@ -25,6 +25,7 @@ from xdlm.report.comparison import (
     method_of,
     real_text,
 )
+from xdlm.report.study.beside import SAMPLES, Curves, Samples, read_curves, read_samples
 from xdlm.report.study.paper import METHODS
 from xdlm.report.study.verdict import Estimate, estimate
 
@@ -61,6 +62,8 @@ class Study:
     """Of models of images, and of real images."""
     pictures: tuple[str, ...] = ()
     """Files beside the records, by their places in the folder."""
+    curves: Curves = field(default_factory=dict)
+    samples: Samples = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
@@ -128,12 +131,15 @@ def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Gri
 
 def read_study(folder: Path) -> Study:
     """All records of a folder and those in it; refuses what does not compare."""
-    files = sorted(folder.rglob("*.jsonl"))
+    files = sorted(f for f in folder.rglob("*.jsonl") if SAMPLES not in f.relative_to(folder).parts)
     raw = once([record for file in files for record in read_records(file)])
     if not raw:
         raise UserError(f"{folder} holds no records; give a folder of files that `xdlm eval` wrote")
     pictures = (p.relative_to(folder) for p in folder.glob("*/*.png") if p.parent.name != FIGURES)
-    return replace(collect(raw), pictures=tuple(sorted(p.as_posix() for p in pictures)))
+    return replace(
+        collect(raw), pictures=tuple(sorted(p.as_posix() for p in pictures)),
+        curves=read_curves(folder), samples=read_samples(folder),
+    )  # fmt: skip
 
 
 def collect(raw: Sequence[EvalRecord]) -> Study:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import method_of
 from xdlm.report.study import paper
+from xdlm.report.study.beside import plot_curves
 from xdlm.report.study.collection import Study, seed_of
 from xdlm.report.study.commands import ALL
 from xdlm.report.study.page import Section, missing
@@ -42,7 +44,14 @@ def trained(study: Study) -> Section:
         *missing(ends, times, "device time of training"),
         *_unfinished(study),
     ]
-    return Section("What was trained", (), parts, records=list(times.values()), command=ALL)
+    curves = {
+        method_of(r): study.curves[name]
+        for r in study.last if (name := PurePosixPath(r.model).name) in study.curves
+    }  # fmt: skip
+    figures = {"losses": partial(plot_curves, curves)} if curves else {}
+    return Section(
+        "What was trained", (), parts, figures=figures, records=list(times.values()), command=ALL
+    )
 
 
 def _ends(study: Study) -> dict[str, EvalRecord]:

@@ -1,0 +1,91 @@
+"""What lies beside the records of a study: how losses went, and texts to read.
+
+curves/RUN.csv                 step,nats: the bound on training batches
+samples/RUN/steps-00008.jsonl  texts of so many sampling steps, as `xdlm eval gen --samples` keeps them
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from xdlm.errors import UserError
+from xdlm.report.colours import series_colours
+from xdlm.report.figures import Lines, Point, legend
+from xdlm.report.plots import clean, save_panels
+
+CURVES, SAMPLES = "curves", "samples"
+#: Run -> (step, nats), and run -> number of sampling steps -> texts.
+Curves = dict[str, list[tuple[int, float]]]
+Samples = dict[str, dict[int, list[str]]]
+
+_COLUMNS = ["step", "nats"]
+#: Points of a curve that are drawn as one, so that it can be read.
+_SMOOTH = 5
+
+
+def write_curve(log: Path, file: Path) -> None:
+    """The curve of a run from its log."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows([one["step"], f"{one['elbo']:.4f}"] for one in lines if "elbo" in one)
+
+
+def read_curves(folder: Path) -> Curves:
+    found: Curves = {}
+    for file in sorted((folder / CURVES).glob("*.csv")):
+        head, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
+        try:
+            if head != _COLUMNS:
+                raise ValueError(f"its columns are {head}")
+            found[file.stem] = [(int(step), float(nats)) for step, nats in rows]
+        except ValueError as error:
+            raise UserError(f"{file} is no curve of {','.join(_COLUMNS)}: {error}") from error
+    return found
+
+
+def read_samples(folder: Path) -> Samples:
+    found: Samples = {}
+    for file in sorted((folder / SAMPLES).glob("*/steps-*.jsonl")):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        try:
+            texts = [str(json.loads(line)["text"]) for line in lines]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} holds something else than texts: {error!r}") from error
+        found.setdefault(file.parent.name, {})[int(file.stem.removeprefix("steps-"))] = texts
+    return found
+
+
+def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
+    """Nats per token against the training step, a line for each name."""
+    lines: Lines = {name: _smoothed(curve) for name, curve in curves.items()}
+    colours = series_colours(list(lines))
+
+    def draw(axes):  # type: ignore[no-untyped-def]
+        for name, points in lines.items():
+            axes.plot(
+                [p.x for p in points], [p.y for p in points], label=name, color=colours[name],
+                linewidth=1.3,
+            )  # fmt: skip
+        axes.set(xlabel="training step", ylabel="bound on training batches, nats per token")
+        clean(axes)
+        legend(axes)
+
+    save_panels(file, [draw])
+
+
+def _smoothed(curve: Sequence[tuple[int, float]]) -> list[Point]:
+    parts = [curve[i : i + _SMOOTH] for i in range(0, len(curve), _SMOOTH)]
+    return [
+        Point(
+            sum(step for step, _ in part) / len(part),
+            sum(nats for _, nats in part) / len(part),
+            float("nan"),
+        )
+        for part in parts
+    ]
