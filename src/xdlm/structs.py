@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,6 +128,21 @@ class Coefs:
         """The coefficients of some of the batch entries, for rows gathered from a batch."""
         take = operator.itemgetter(rows)
         return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
+
+    @staticmethod
+    def join(parts: Sequence[Coefs]) -> Coefs:
+        """One behind the other."""
+        ids = parts[0].b.special_ids
+
+        def joined(pick: Callable[[Coefs], Tensor]) -> Tensor:
+            return torch.cat([pick(part) for part in parts])
+
+        return Coefs(
+            joined(lambda c: c.alpha),
+            TokenValues(joined(lambda c: c.b.tok), joined(lambda c: c.b.special), ids),
+            joined(lambda c: c.d_alpha),
+            TokenValues(joined(lambda c: c.d_b.tok), joined(lambda c: c.d_b.special), ids),
+        )
 
     def to(self, device: torch.device) -> Coefs:
         """Moved in one piece: many small copies would each cost as much."""

@@ -139,9 +139,10 @@ def test_rounding_never_reaches_the_rows(pocket: Model, monkeypatch) -> None:
             batcher = Batcher(pocket.denoiser, pocket.process, max_batch=4)
             assert batcher.sizes(12) == sizes
             z = torch.randint(2000, (3, 12))
-            together = batcher._hidden([(row, 0.5) for row in z])
+            t = torch.tensor([0.5])
+            together = batcher._hidden([(z, t.expand(3))])[0]
             for row, hidden in zip(z, together, strict=True):
-                assert torch.equal(batcher._hidden([(row, 0.5)])[0], hidden)
+                assert torch.equal(batcher._hidden([(row[None], t)])[0][0], hidden)
             assert batcher.rows_filled_up == (1 + 9 if sizes == (4,) else 0)
 
 

@@ -35,24 +35,26 @@ class Stream(IntEnum):
 
 
 def uniform(
-    seed: int, stream: Stream, sample: Tensor, position: Tensor, step: int | Tensor = 0
+    seed: int, stream: int | Tensor, sample: Tensor, position: Tensor, step: int | Tensor = 0
 ) -> Tensor:
     """Float64 numbers in [0, 1) with 53 random bits, at the broadcast of `sample` and `position`,
-    and of `step` if that is a tensor.
+    and of `step` and `stream` if those are tensors.
 
     `sample` and `position` are int64 indices below 2^56 and 2^32; they may live on any device.
     """
-    if sample.is_cuda and has_triton() and isinstance(step, int):
+    if sample.is_cuda and has_triton() and isinstance(step, int) and isinstance(stream, int):
         from xdlm.ops.fused_counter import fused_uniform
 
         return fused_uniform(seed, int(stream), sample, position, step)
-    steps = torch.as_tensor(step, dtype=torch.int64, device=sample.device)
-    sample, position, steps = torch.broadcast_tensors(sample, position, steps)
+    steps, streams = (
+        torch.as_tensor(it, dtype=torch.int64, device=sample.device) for it in (step, stream)
+    )
+    sample, position, steps, streams = torch.broadcast_tensors(sample, position, steps, streams)
     counter = (
         position & _WORD,
         sample & _WORD,
         steps & _WORD,
-        ((sample >> 32) & 0xFFFFFF) | (int(stream) << 24),
+        ((sample >> 32) & 0xFFFFFF) | (streams << 24),
     )
     key = (seed & _WORD, (seed >> 32) & _WORD)
     high, low, _, _ = philox(counter, key)

@@ -17,7 +17,8 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.sampling.predictions import Prediction
-from xdlm.serve.rows import AncestralHead, Ask, HeadKey, PredictingHead, make_head
+from xdlm.serve.rows import Ask, HeadKey
+from xdlm.serve.waves import Head, make_head
 
 #: Rows of a block that goes through the head. Fewer would be filled up, so it is small.
 HEAD_ROWS = 32
@@ -26,7 +27,7 @@ _MAX_HEADS = 256
 
 
 class Batcher:
-    """Answers asks of rows of any lengths; rows of one length go through the trunk together."""
+    """Answers asks about rows of any lengths; rows of one length go through the trunk together."""
 
     def __init__(self, denoiser: Denoiser, process: NoiseProcess, *, max_batch: int = 16) -> None:
         if max_batch < 1:
@@ -34,7 +35,7 @@ class Batcher:
         self.denoiser, self.process, self.max_batch = denoiser, process, max_batch
         self.device = denoiser.device
         self._sizes: dict[int, tuple[int, ...]] = {}
-        self._heads: dict[HeadKey, AncestralHead | PredictingHead] = {}
+        self._heads: dict[HeadKey, Head] = {}
         #: Rows that went through the trunk, and those that filled up a batch.
         self.rows_run = self.rows_filled_up = 0
 
@@ -58,59 +59,65 @@ class Batcher:
             self._sizes[length] = self._try_sizes(length)
         return self._sizes[length]
 
-    def _hidden(self, rows: Sequence[tuple[Tensor, float]]) -> list[Tensor]:
-        """Hidden states [L, d] of rows with their times."""
+    def _hidden(self, waves: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Hidden states [B, L, d] of tokens [B, L] with their times [B]; one length goes together."""
         found: dict[int, Tensor] = {}
-        for length in dict.fromkeys(len(z) for z, _ in rows):
-            same = [i for i, (z, _) in enumerate(rows) if len(z) == length]
-            sizes = self.sizes(length)
-            while same:
-                # The smallest batch that takes all that is left, or the largest there is.
-                size = min((s for s in sizes if s >= len(same)), default=sizes[0])
-                now, same = same[:size], same[size:]
-                padded = [now[min(lane, len(now) - 1)] for lane in range(size)]
-                z = torch.stack([rows[i][0] for i in padded])
-                t = torch.tensor([rows[i][1] for i in padded], device=self.device)
-                hidden = run_trunk(self.denoiser, z, t).clone()  # the next call may overwrite it
-                found.update(zip(now, hidden, strict=False))
-                self.rows_run += len(now)
-                self.rows_filled_up += size - len(now)
-        return [found[i] for i in range(len(rows))]
+        for length in dict.fromkeys(z.shape[1] for z, _ in waves):
+            same = [i for i, (z, _) in enumerate(waves) if z.shape[1] == length]
+            z, t = (torch.cat(parts) for parts in zip(*(waves[i] for i in same), strict=True))
+            split = self._run(z, t).split([len(waves[i][0]) for i in same])
+            found.update(zip(same, split, strict=True))
+        return [found[i] for i in range(len(waves))]
+
+    def _run(self, z: Tensor, t: Tensor) -> Tensor:
+        parts, start, sizes = [], 0, self.sizes(z.shape[1])
+        while (left := len(z) - start) > 0:
+            # The smallest batch that takes all that is left, or the largest there is.
+            size = min((s for s in sizes if s >= left), default=sizes[0])
+            lanes = torch.arange(start, start + size, device=self.device).clamp_max(len(z) - 1)
+            hidden = run_trunk(self.denoiser, z[lanes], t[lanes])
+            parts.append(hidden[:left].clone())  # the next call may overwrite it
+            self.rows_run += min(size, left)
+            self.rows_filled_up += max(size - left, 0)
+            start += size
+        return torch.cat(parts)
 
     def _predict(
-        self, key: HeadKey, rows: Sequence[tuple[Ask, Tensor, Tensor | None]]
+        self, key: HeadKey, waves: Sequence[tuple[Ask, Tensor, Tensor | None]]
     ) -> list[Prediction]:
         head = self._head(key)
-        hidden = torch.cat([h[ask.positions] for ask, h, _ in rows])
-        unseen = [b[ask.positions] for ask, _, b in rows if b is not None]
+        hidden = torch.cat([h[ask.places] for ask, h, _ in waves])
+        unseen = [b[ask.places] for ask, _, b in waves if b is not None]
         blind = torch.cat(unseen) if unseen else None
-        uniform = torch.cat([ask.uniform for ask, _, _ in rows])
-        present = torch.cat([ask.z[ask.positions] for ask, _, _ in rows])
+        uniform = torch.cat([ask.uniform for ask, _, _ in waves])
+        present = torch.cat([ask.z[ask.places] for ask, _, _ in waves])
         parts = []
         for at in self._blocks(len(hidden)):
             parts.append(
                 head(hidden[at], None if blind is None else blind[at], uniform[at], present[at])
             )
         whole = Prediction(*map(torch.cat, zip(*parts, strict=True)))
-        counts = [len(ask.positions) for ask, _, _ in rows]
+        counts = [len(ask.uniform) for ask, _, _ in waves]
         split = [field[: sum(counts)].split(counts) for field in whole]
         return [Prediction(*fields) for fields in zip(*split, strict=True)]
 
     def _law(self, ask: Ask, hidden: Tensor, blind: Tensor | None) -> Tensor | None:
         if ask.law_at is None:
             return None
-        head, parts = self._head(ask.head), []
-        for at in self._blocks(len(ask.law_at)):
-            rows = ask.law_at[at]
-            parts.append(head.law(hidden[rows], None if blind is None else blind[rows]))
-        return torch.cat(parts)[: len(ask.law_at)]
+        rows, unseen = hidden[ask.law_at], None if blind is None else blind[ask.law_at]
+        head = self._head(ask.head)
+        parts = [
+            head.law(rows[at], None if unseen is None else unseen[at])
+            for at in self._blocks(len(rows))
+        ]
+        return torch.cat(parts)[: len(rows)]
 
     def _blocks(self, n: int) -> Iterator[Tensor]:
         """Indices of so many rows, a fixed number at a time; the last block is filled up."""
         for start in range(0, n, HEAD_ROWS):
             yield torch.arange(start, start + HEAD_ROWS, device=self.device).clamp_max(n - 1)
 
-    def _head(self, key: HeadKey) -> AncestralHead | PredictingHead:
+    def _head(self, key: HeadKey) -> Head:
         if key not in self._heads:
             while len(self._heads) >= _MAX_HEADS:
                 del self._heads[next(iter(self._heads))]

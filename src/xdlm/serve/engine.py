@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,8 @@ from xdlm.sampling.constraints import Rules
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.writing import Config
 from xdlm.serve.batching import Batcher
-from xdlm.serve.rows import Ask, Row, make_row
+from xdlm.serve.rows import Row, Wave
+from xdlm.serve.waves import alike, make_row, wave_of
 
 T = TypeVar("T")
 
@@ -347,54 +348,67 @@ class Engine:
     @torch.no_grad()
     def _turn(self) -> None:
         """One step of every active row; steps that need nothing of the model are taken on the way."""
-        asking: list[tuple[_Seat, Ask]] = []
+        seats: dict[int, _Seat] = {}
         for seat in self._active:
             with self._blamed(seat):
-                ask = self._next_ask(seat)
-                if ask is not None:
-                    asking.append((seat, ask))
-        for seat, found in self._answers(asking):
-            with self._blamed(seat):
-                seat.running.tell(*found)
-                self._stepped(seat)
+                self._seat(seat)
+                seats[id(seat.row)] = seat
+        for wave, found in self._answers(self._waves(seats), seats):
+            own = [seats[id(row)] for row in wave.rows]
+            with self._blamed(*own):
+                wave.tell(*found)
+                for seat in own:
+                    with self._blamed(seat):
+                        self._stepped(seat)
         self._active = [seat for seat in self._active if not seat.finished]
 
     @contextmanager
-    def _blamed(self, seat: _Seat) -> Iterator[None]:
-        """Whatever goes wrong with a row is its request's misfortune, and nobody else's."""
+    def _blamed(self, *seats: _Seat) -> Iterator[None]:
+        """Whatever goes wrong with rows is their requests' misfortune, and nobody else's."""
         try:
             yield
         except Exception as error:
-            seat.ticket._fail(error, "failed")
+            for seat in seats:
+                seat.ticket._fail(error, "failed")
 
-    def _next_ask(self, seat: _Seat) -> Ask | None:
-        """What a row asks next; None if it was finished without."""
+    def _seat(self, seat: _Seat) -> None:
         if seat.row is None:
-            seat.row, seat.began = (
-                self._make_row(seat.ticket.request, seat.number),
-                time.monotonic(),
-            )
+            seat.row = self._make_row(seat.ticket.request, seat.number)
+            seat.began = time.monotonic()
             self._note(seat)
-        while not seat.running.done:
-            ask = seat.running.ask()
-            if ask is not None:
-                return ask
-            self._stepped(seat)
-        return None
+
+    def _waves(self, seats: Mapping[int, _Seat]) -> list[Wave]:
+        """What the rows ask next, those that are alike together; without those that finished on the way."""
+        waves, rows = [], [seat.running for seat in seats.values()]
+        while rows:
+            settled: list[Row] = []
+            for group in alike(rows):
+                with self._blamed(*(seats[id(row)] for row in group)):
+                    wave = wave_of(group)
+                    settled += wave.settle()
+                    if wave.rows:
+                        waves.append(wave)
+            rows = []
+            for row in settled:
+                seat = seats[id(row)]
+                with self._blamed(seat):
+                    self._stepped(seat)
+                    if not row.done:
+                        rows.append(row)
+        return waves
 
     def _answers(
-        self, asking: Sequence[tuple[_Seat, Ask]]
-    ) -> Iterator[tuple[_Seat, tuple[Prediction, Tensor | None]]]:
-        """All at once; where that fails, one by one, so that one row's trouble is not everybody's."""
-        if not asking:
+        self, waves: Sequence[Wave], seats: Mapping[int, _Seat]
+    ) -> Iterator[tuple[Wave, tuple[Prediction, Tensor | None]]]:
+        """All at once; where that fails, row by row, so that one row's trouble is not everybody's."""
+        if not waves:
             return
-        seats, asks = zip(*asking, strict=True)
         try:
-            yield from zip(seats, self.batcher.answer(asks), strict=True)
+            yield from zip(waves, self.batcher.answer([wave.ask() for wave in waves]), strict=True)
         except Exception:
-            for seat, ask in asking:
-                with self._blamed(seat):
-                    yield seat, self.batcher.answer([ask])[0]
+            for single in (part for wave in waves for part in wave.split()):
+                with self._blamed(*(seats[id(row)] for row in single.rows)):
+                    yield single, self.batcher.answer([single.ask()])[0]
 
     def _note(self, seat: _Seat) -> None:
         """Keep the state of a row, and tell whoever watches."""
@@ -411,5 +425,7 @@ class Engine:
         if row.done:
             seat.finished = True
             self._row_seconds += 0.1 * (time.monotonic() - seat.began - self._row_seconds)
-            written = Written(row.z, row.end, row.nfe, seat.trajectory(self.process.special_ids))
+            written = Written(
+                row.z.clone(), row.end, row.nfe, seat.trajectory(self.process.special_ids)
+            )
             seat.ticket._finish(seat.number, written)
