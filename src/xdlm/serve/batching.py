@@ -3,7 +3,7 @@
 A sum in floating point depends on its order, and the order on the shape of the tensors: so a row may come
 out otherwise in a batch of 3 than alone, and a token with it. Two rules keep that out. The head runs on
 blocks of one fixed number of rows. The trunk runs on batches of sizes that were tried out and found to give
-equal bits: on many CPUs all of them, elsewhere (a GPU) perhaps one, to which smaller batches are filled up.
+equal bits: on many CPUs all of them, on a GPU perhaps one, to which smaller batches are filled up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Batcher:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
         self.denoiser, self.process, self.max_batch = denoiser, process, max_batch
         self.device = denoiser.device
-        self._sizes: dict[int, tuple[int, ...]] = {}
+        self.sizes = _halves(max_batch)
+        self._agreed: dict[tuple[int, int], bool] = {}
+        self._lanes_agree: dict[int, bool] = {}
         self._heads: dict[HeadKey, Head] = {}
         #: Rows that went through the trunk, and those that filled up a batch.
         self.rows_run = self.rows_filled_up = 0
@@ -53,11 +55,12 @@ class Batcher:
             found.update(zip(same, self._predict(key, rows), strict=True))
         return [(found[i], self._law(ask, hidden[i], blind.get(i))) for i, ask in enumerate(asks)]
 
-    def sizes(self, length: int) -> tuple[int, ...]:
-        """Batch sizes that give rows of this length equal bits, the largest first."""
-        if length not in self._sizes:
-            self._sizes[length] = self._try_sizes(length)
-        return self._sizes[length]
+    def size_for(self, length: int, n: int) -> int:
+        """How many rows go through the trunk at once, of n that wait: the smallest batch that takes them
+        all, or the largest there is, among those that give equal bits."""
+        enough = [size for size in self.sizes if size >= n]
+        too_few = [size for size in reversed(self.sizes) if size < n]
+        return next(size for size in (*enough, *too_few) if self._agrees(length, size))
 
     def _hidden(self, waves: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Hidden states [B, L, d] of tokens [B, L] with their times [B]; one length goes together."""
@@ -70,10 +73,9 @@ class Batcher:
         return [found[i] for i in range(len(waves))]
 
     def _run(self, z: Tensor, t: Tensor) -> Tensor:
-        parts, start, sizes = [], 0, self.sizes(z.shape[1])
+        parts, start = [], 0
         while (left := len(z) - start) > 0:
-            # The smallest batch that takes all that is left, or the largest there is.
-            size = min((s for s in sizes if s >= left), default=sizes[0])
+            size = self.size_for(z.shape[1], left)
             lanes = torch.arange(start, start + size, device=self.device).clamp_max(len(z) - 1)
             hidden = run_trunk(self.denoiser, z[lanes], t[lanes])
             parts.append(hidden[:left].clone())  # the next call may overwrite it
@@ -124,24 +126,38 @@ class Batcher:
             self._heads[key] = make_head(self.denoiser, self.process, key)
         return self._heads[key]
 
-    def _try_sizes(self, length: int) -> tuple[int, ...]:
-        """Sizes whose results agree with those of the largest, in whatever lane a row lies; if the
-        largest does not even agree with itself, rows go one by one."""
-        sizes = [self.max_batch]
-        while sizes[-1] > 1:
-            sizes.append((sizes[-1] + 1) // 2)
-        pick = torch.Generator().manual_seed(length)
-        shape = (self.max_batch, length)
-        z = torch.randint(self.process.vocab.size, shape, generator=pick).to(self.device)
-        t = torch.rand(self.max_batch, generator=pick).to(self.device)
-        expected = run_trunk(self.denoiser, z, t).clone()
-        order = torch.randperm(self.max_batch, generator=pick).to(self.device)
-        agreed = []
-        for size in sizes:
-            lanes = order[:size]
-            for some in (lanes, lanes.roll(1)):
-                if not torch.equal(run_trunk(self.denoiser, z[some], t[some]), expected[some]):
-                    break
-            else:
-                agreed.append(size)
-        return tuple(agreed) if self.max_batch in agreed else (1,)
+    def _agrees(self, length: int, size: int) -> bool:
+        """Whether rows of a batch of this size come out as in one of the size that all are measured by, in
+        whatever lane they lie. It is tried once, when such a batch is first wanted."""
+        if (length, size) not in self._agreed:
+            self._agreed[length, size] = self._try(length, size, self._measure(length))
+        return self._agreed[length, size]
+
+    def _measure(self, length: int) -> int:
+        """One row alone on a CPU. On a GPU, where that hardly ever agrees with anything, the largest batch,
+        to which others are then filled up; unless it does not even agree with itself."""
+        if self.device.type == "cpu":
+            return 1
+        if length not in self._lanes_agree:
+            self._lanes_agree[length] = self._try(length, self.max_batch, self.max_batch)
+        return self.max_batch if self._lanes_agree[length] else 1
+
+    def _try(self, length: int, size: int, measure: int) -> bool:
+        pick, n = torch.Generator().manual_seed(length), max(size, measure)
+        z = torch.randint(self.process.vocab.size, (n, length), generator=pick).to(self.device)
+        t = torch.rand(n, generator=pick).to(self.device)
+        chunks = zip(z.split(measure), t.split(measure), strict=True)
+        expected = torch.cat([run_trunk(self.denoiser, *chunk).clone() for chunk in chunks])
+        order = torch.randperm(n, generator=pick).to(self.device)[:size]
+        return all(
+            torch.equal(run_trunk(self.denoiser, z[lanes], t[lanes]), expected[lanes])
+            for lanes in (order, order.roll(1))[: 2 if size > 1 else 1]
+        )
+
+
+def _halves(largest: int) -> list[int]:
+    """A number, its half, and so on down to 1; the smallest first."""
+    sizes = [largest]
+    while sizes[-1] > 1:
+        sizes.append((sizes[-1] + 1) // 2)
+    return sizes[::-1]
