@@ -21,13 +21,16 @@ from typing import Any, Literal, NamedTuple, Unpack, get_args
 import torch
 from torch import Tensor
 
+from xdlm.blanks import BlankRule, force, make_rules, read_template
 from xdlm.config import DataConfig, LoraConfig, ProcessConfig, RunConfig
 from xdlm.data import Rows, data_root, pack
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
-from xdlm.sampling import How, Trajectory, configure, parse_template, write
+from xdlm.sampling import How, Trajectory, configure, write
+from xdlm.sampling.constraints import Rules
+from xdlm.sampling.filling import fill
 from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
 from xdlm.tokens import Codes, Pixels, TextTokenizer, Tokenizer, known_tokenizer
 from xdlm.tokens.codes import PREFIX
@@ -106,6 +109,7 @@ class Model:
         new_tokens: int | None = None,
         seed: int = 0,
         stop: bool = False,
+        banned: Sequence[int | str] = (),
         batch_tokens: int = BATCH_TOKENS,
         trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
@@ -115,14 +119,15 @@ class Model:
 
         A text has `length` tokens with its prompt, or `new_tokens` behind it. With `stop` it ends where the
         model writes the end-of-text token. `sampler="confidence"` decodes by the paper's Algorithm 1
-        instead of drawing from the model. So many texts as have `batch_tokens` go through it together.
+        instead of drawing from the model. Tokens that are `banned`, by number or by a text that is one
+        token, are never written. So many texts as have `batch_tokens` go through it together.
         """
         ids = self.tokenizer.encode(prompt)
         holes = _room(len(ids), length, new_tokens, self.length)
         ends = (self.tokenizer.eos_id,) if stop else ()
         return self._texts(
-            n, [*ids, *holes], how, seed=seed, stop_ids=ends, batch_tokens=batch_tokens,
-            record=trajectory, on_step=on_step,
+            n, [*ids, *holes], how, rules=self._rules(banned=banned), seed=seed, stop_ids=ends,
+            batch_tokens=batch_tokens, record=trajectory, on_step=on_step,
         )  # fmt: skip
 
     def infill(
@@ -131,6 +136,9 @@ class Model:
         *,
         n: int = 1,
         seed: int = 0,
+        forced: Mapping[int, int | str] | None = None,
+        banned: Sequence[int | str] = (),
+        blanks: Sequence[BlankRule | None] = (),
         batch_tokens: int = BATCH_TOKENS,
         trajectory: bool = True,
         on_step: Callable[[int, int], None] | None = None,
@@ -139,13 +147,16 @@ class Model:
         """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes.
 
         A space just before a hole belongs to the hole, since tokens carry the space in front of them.
+        `forced` are tokens at positions of the row, `banned` those that are never written, by number or by
+        a text that is one token; `blanks` says of each hole, in their order, what it may hold.
         """
-        ids: list[int | None] = []
-        for piece in parse_template(template):
-            ids += [None] * piece.hole if piece.hole else self.tokenizer.encode(piece.text)
+        encode = self.tokenizer.encode
+        row = read_template(template, encode, max_length=MAX_LENGTH)
         return self._texts(
-            n, ids, how, seed=seed, batch_tokens=batch_tokens, record=trajectory, on_step=on_step
-        )
+            n, force(row.ids, forced or {}, encode), how,
+            rules=self._rules(row.holes, banned=banned, blanks=blanks), seed=seed,
+            batch_tokens=batch_tokens, record=trajectory, on_step=on_step,
+        )  # fmt: skip
 
     def complete(
         self,
@@ -274,13 +285,34 @@ class Model:
             "    print(model.sample(1, steps=32).text[0])\n"
         )
 
+    def _rules(
+        self,
+        holes: Sequence[tuple[int, ...]] = (),
+        *,
+        banned: Sequence[int | str],
+        blanks: Sequence[BlankRule | None] = (),
+    ) -> Rules:
+        if not (banned or blanks):
+            return Rules()
+        check_writes(self.config)
+        assert self.process is not None
+        return make_rules(
+            holes, self.tokenizer, self.process.vocab.size, self.tokenizer.encode,
+            banned=banned, blanks=blanks,
+        )  # fmt: skip
+
     def _texts(
-        self, n: int, ids: list[int | None], how: Mapping[str, Any], **args: Any
+        self, n: int, ids: list[int | None], how: Mapping[str, Any], *, rules: Rules, **args: Any
     ) -> TextSample:
         """`n` times the same row, filled; None is a hole."""
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
-        parts = [part.sample for part in self._write([ids] * n, how, **args)]
+        if rules:
+            assert self.process is not None
+            config = configure(how, self.process)
+            parts = fill(self.denoiser, self.process, ids, n=n, config=config, rules=rules, **args)
+        else:
+            parts = [part.sample for part in self._write([ids] * n, how, **args)]
         tokens = torch.cat([part.tokens for part in parts]).cpu()
         ends = torch.cat([part.ends for part in parts]).tolist()
         paths = [part.trajectory for part in parts if part.trajectory is not None]

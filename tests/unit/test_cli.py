@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,10 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["sample", "--block-length", "8"], "no meaning for the ancestral sampler"),
         (["sample", "--sampler", "confidence", "--guidance", "2"], "needs a prompt"),
         (["sample", "--template", "a <mask:3>", "--stop"], "--template fixes"),
+        (["sample", "--blank", "any"], "holes of a --template"),
+        (["sample", "--template", "a <mask:3>", "--blank", "[a-z]"], "--blank takes"),
+        (["sample", "--template", "a <mask:3>", "--blank", "choices:extraordinarily"], "it takes"),
+        (["sample", "--template", "a <mask:3>", "--forced", "king"], "--forced takes"),
         (
             ["sample", "--sampler", "confidence", "--steps", "2", "--block-length", "1"],
             "2 steps cannot fill",
@@ -177,6 +182,14 @@ def test_sample_by_confidence(capsys, tmp_path: Path) -> None:
     assert (record["sampler"], record["k"]) == ("confidence", 0.5)
     assert (record["block_length"], record["guidance"], record["nfe"]) == (4, 1.5, 16)
     assert f"{sum(record['stopped'])} of 1 ended" in " ".join(err.split())
+
+
+def test_sample_under_rules(capsys) -> None:
+    main([
+        "sample", "--template", "The <mask:3> said <mask:2>.", "--steps", "4", "--forced", "5=id:7",
+        "--blank", "choices:old king|young queen", "any", "--banned", " the", "id:0",
+    ])  # fmt: skip
+    assert re.match(r"The ?(old king|young queen) said", capsys.readouterr().out)
 
 
 def test_sample_fills_a_template(capsys) -> None:

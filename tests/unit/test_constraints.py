@@ -11,6 +11,7 @@ import torch
 
 from xdlm import UserError
 from xdlm.api import Model, load
+from xdlm.blanks import BlankRule, make_rules, read_template
 from xdlm.sampling import Filter, configure
 from xdlm.sampling.constraints import Automaton, Blank, Rules, check_fits, compile_pattern
 from xdlm.sampling.patterns import Pattern
@@ -210,3 +211,58 @@ def test_what_cannot_be_is_an_error(models: dict[str, Model]) -> None:
             pytest.raises(UserError, match=says),
         ):
             engine.submit(Request([5, None], config, stop_ids=stop, rules=rules))
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "confidence"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_fills_under_rules(kind: str, sampler: str) -> None:
+    """In Python, the same texts as from the engine, in groups of any size, with every step."""
+    if kind == "pocket-udlm" and sampler == "confidence":
+        pytest.skip("it has no masks to fill")
+    model = load(kind, device="cpu")
+    template = "The <mask:3> said <mask:4>."
+    rules: dict[str, Any] = {
+        "blanks": [BlankRule(choices=["old king", "young queen"]), BlankRule(regex="[a-z ]+")],
+        "banned": [" a", 0],
+        "forced": {},
+    }
+    how: dict[str, Any] = {"steps": 5, "sampler": sampler, "seed": 4}
+    out = model.infill(template, n=3, **rules, **how)
+    assert out.trajectory is not None and torch.equal(out.trajectory.frames[-1].long(), out.tokens)
+    for text in out.text:
+        assert re.fullmatch(r"The ?(old king|young queen) said ?[a-z ]+\.", text), text
+    assert not (set(out.tokens.flatten().tolist()) & {0, *model.tokenizer.encode(" a")})
+    one_by_one = model.infill(template, n=3, batch_tokens=1, **rules, **how)
+    assert torch.equal(one_by_one.tokens, out.tokens)
+
+    assert model.process is not None
+    row = read_template(template, model.tokenizer.encode, max_length=99)
+    made = make_rules(
+        row.holes, model.tokenizer, model.process.vocab.size, model.tokenizer.encode,
+        banned=rules["banned"], blanks=rules["blanks"],
+    )  # fmt: skip
+    config = configure({"steps": 5, "sampler": sampler}, model.process)
+    with Engine(model.denoiser, model.process) as engine:
+        rows = engine.submit(Request(row.ids, config, n=3, seed=4, rules=made)).result(60)
+    assert [written.tokens.tolist() for written in rows] == out.tokens.tolist()
+
+
+def test_banned_and_forced_tokens_of_a_model() -> None:
+    model = load("pocket", device="cpu")
+    free = model.sample(2, length=24, steps=6, seed=1)
+    common = free.tokens.flatten().mode().values.item()
+    banned = model.sample(2, length=24, steps=6, seed=1, banned=[common])
+    assert common in free.tokens and common not in banned.tokens
+    forced = model.infill("It <mask:5>.", steps=4, forced={2: " was", 3: 7})
+    assert forced.tokens[0, 3] == 7 and model.tokenizer.pieces([int(forced.tokens[0, 2])]) == [
+        " king"
+    ]
+    for bad, message in (
+        ({"forced": {0: 5}}, "not in a hole"),
+        ({"forced": {2: " extraordinarily"}}, "not one"),
+        ({"banned": [10**6]}, "no token of a text"),
+        ({"blanks": [None, None]}, "2 rules for 1 blanks"),
+        ({"blanks": [BlankRule()]}, "either choices or a regex"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.infill("It <mask:5>.", steps=4, **bad)

@@ -14,7 +14,7 @@ import torch
 from xdlm import UserError
 from xdlm.api import Model, load
 from xdlm.sampling import configure
-from xdlm.serve.batching import Batcher
+from xdlm.sampling.batching import Batcher
 from xdlm.serve.engine import Closed, Engine, Limits, Overloaded, Progress, Request, Written
 
 KINDS = ("pocket-mdlm", "pocket-xdlm", "pocket-udlm")

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": MATH
     | {"models", "tokens", "data", "sampling", "training", "config", "files", "__init__"},
 }
+ALLOWED["blanks"] = {"errors", "sampling", "tokens"}
 ALLOWED["api"] = ALLOWED["images"] = set(ALLOWED) - {"__init__"}
 ALLOWED["report"] = set(ALLOWED)
 ALLOWED["__init__"] = {"errors", "structs", "api"}

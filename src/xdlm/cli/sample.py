@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 
 from xdlm.api import Model, TextSample, load
+from xdlm.blanks import BlankRule
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
 from xdlm.cli.record import write_json
@@ -26,6 +27,7 @@ examples:
   xdlm sample --n 4 --steps 64 --temperature 0.8 --seed 1
   xdlm sample --prompt "It was a dark night, and"
   xdlm sample --template "The <mask:12> sat on the mat." --show
+  xdlm sample --template "The <mask:3> said." --blank "choices:old king|young queen" --banned id:0
   xdlm sample --prompt "He said that" --sampler confidence --block-length 32 --new-tokens 64 --stop
   xdlm sample --n 4 --trajectory run.html
   xdlm sample --trajectory run.json && xdlm view run.json
@@ -40,6 +42,9 @@ _RECORDED = (
     "prompt",
     "template",
     "stop",
+    "banned",
+    "forced",
+    "blank",
     "sampler",
     "k",
 )
@@ -89,6 +94,13 @@ class Options:
     an approximation; by default on all in every step."""
     stop: bool = False
     """End a text where the model writes the end-of-text token."""
+    banned: tuple[str, ...] = ()
+    """Tokens that are never written: texts that are one token each, or id:NUMBER."""
+    forced: tuple[str, ...] = ()
+    """Tokens at positions of the template's row, counted from 0: POSITION=TOKEN, or POSITION=id:NUMBER."""
+    blank: tuple[str, ...] = ()
+    """What each hole of the template may hold, in their order: "regex:[a-z ]+", "choices:old king|queen",
+    or any. It takes exactly as many tokens as the hole has."""
     k: float | None = None
     """Sample as a model of mixed noise of this ratio, whatever noise it was trained with; with the
     confidence sampler 0 rewrites nothing, as in LLaDA."""
@@ -115,6 +127,8 @@ def run(arguments: list[str]) -> None:
             "--template fixes prompt and length itself; leave --prompt, --length, --new-tokens and "
             "--stop out"
         )
+    if options.template is None and (options.forced or options.blank):
+        raise UserError("--forced and --blank are about the holes of a --template")
     if options.trajectory is not None:
         from xdlm.report.exporting import check_format
 
@@ -177,14 +191,41 @@ def _draw(model: Model, options: Options) -> TextSample:
     with progress("sampling") as show:
         if options.template is not None:
             return model.infill(
-                options.template, n=options.n, seed=options.seed, trajectory=record, on_step=show,
-                **how,
+                options.template, n=options.n, seed=options.seed,
+                forced=dict(_forced(text) for text in options.forced),
+                banned=[_token(text) for text in options.banned],
+                blanks=[_rule(text) for text in options.blank],
+                trajectory=record, on_step=show, **how,
             )  # fmt: skip
         return model.sample(
             options.n, prompt=options.prompt, length=options.length,
             new_tokens=options.new_tokens, seed=options.seed, stop=options.stop,
+            banned=[_token(text) for text in options.banned],
             trajectory=record, on_step=show, **how,
         )  # fmt: skip
+
+
+def _token(text: str) -> int | str:
+    number = text.removeprefix("id:")
+    return int(number) if number != text and number.isdecimal() else text
+
+
+def _forced(text: str) -> tuple[int, int | str]:
+    position, equals, token = text.partition("=")
+    if not (equals and position.isdecimal()):
+        raise UserError(f"--forced takes POSITION=TOKEN, got '{text}'")
+    return int(position), _token(token)
+
+
+def _rule(text: str) -> BlankRule | None:
+    kind, _, what = text.partition(":")
+    if text == "any":
+        return None
+    if kind == "regex":
+        return BlankRule(regex=what)
+    if kind == "choices":
+        return BlankRule(choices=what.split("|"))
+    raise UserError(f"--blank takes regex:EXPRESSION, choices:A|B|C or any, got '{text}'")
 
 
 def _details(model: Model, options: Options, result: TextSample) -> dict[str, str]:

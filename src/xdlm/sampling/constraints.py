@@ -137,6 +137,9 @@ class Rules:
     banned: tuple[int, ...] = ()
     blanks: tuple[Blank, ...] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.banned or self.blanks)
+
     @property
     def positions(self) -> list[int]:
         return [position for blank in self.blanks for position in blank.positions]

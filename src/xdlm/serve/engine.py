@@ -25,12 +25,12 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import Trajectory
+from xdlm.sampling.batching import Batcher
 from xdlm.sampling.constraints import Rules
 from xdlm.sampling.predictions import Prediction
+from xdlm.sampling.rows import Row, Wave
+from xdlm.sampling.waves import alike, make_row, wave_of
 from xdlm.sampling.writing import Config
-from xdlm.serve.batching import Batcher
-from xdlm.serve.rows import Row, Wave
-from xdlm.serve.waves import alike, make_row, wave_of
 
 T = TypeVar("T")
 
@@ -147,28 +147,18 @@ class Ticket:
 
 @dataclass
 class _Seat:
-    """A row that waits or runs, and the states that it went through if they are wanted."""
+    """A row that waits or runs."""
 
     ticket: Ticket
     number: int
     row: Row | None = None
     began: float = 0.0
     finished: bool = False
-    states: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
 
     @property
     def running(self) -> Row:
         assert self.row is not None, "it was let in"
         return self.row
-
-    def trajectory(self, special_ids: tuple[int, ...]) -> Trajectory | None:
-        if not self.states:
-            return None
-        frames, probs, times = zip(*self.states, strict=True)
-        return Trajectory(
-            torch.stack(frames)[:, None].cpu(), times, special_ids,
-            torch.stack(probs[1:])[:, None].cpu(),
-        )  # fmt: skip
 
 
 class Engine:
@@ -268,16 +258,11 @@ class Engine:
             raise Overloaded(self._retry_after())
 
     def _check(self, request: Request) -> None:
-        size, longest = self.process.vocab.size, self.limits.waiting
+        longest = self.limits.waiting
         if not 1 <= request.n <= longest:
             raise UserError(f"n must lie in 1..{longest}, got {request.n}")
-        if None not in request.ids:
-            raise UserError("there is no position to fill")
         if not 0 <= request.seed < 1 << 63:
             raise UserError(f"seed must lie in 0..2^63 - 1, got {request.seed}")
-        for token in (*request.ids, *request.stop_ids, *request.rules.banned):
-            if token is not None and (not 0 <= token < size or token in self.process.special_ids):
-                raise UserError(f"{token} is no token of a text: they lie in 0..{size - 1}")
         if request.timeout is not None and not request.timeout > 0:
             raise UserError(f"timeout must be positive, got {request.timeout}")
         self._make_row(request, 0)  # what is wrong with its settings shows here
@@ -288,6 +273,7 @@ class Engine:
         return make_row(
             process, request.ids, request.config, seed=request.seed, index=number,
             stop_ids=request.stop_ids, device=self.batcher.device, rules=request.rules,
+            record=request.record,
         )  # fmt: skip
 
     def _retry_after(self) -> int:
@@ -375,7 +361,7 @@ class Engine:
         if seat.row is None:
             seat.row = self._make_row(seat.ticket.request, seat.number)
             seat.began = time.monotonic()
-            self._note(seat)
+            self._tell(seat)
 
     def _waves(self, seats: Mapping[int, _Seat]) -> list[Wave]:
         """What the rows ask next, those that are alike together; without those that finished on the way."""
@@ -410,22 +396,18 @@ class Engine:
                 with self._blamed(*(seats[id(row)] for row in single.rows)):
                     yield single, self.batcher.answer([single.ask()])[0]
 
-    def _note(self, seat: _Seat) -> None:
-        """Keep the state of a row, and tell whoever watches."""
+    def _tell(self, seat: _Seat) -> None:
+        """Tell whoever watches where a row is."""
         row, request = seat.running, seat.ticket.request
-        if request.record:
-            seat.states.append((row.z.to(torch.int32), row.probs, row.time))
         if request.on_step is not None and not seat.ticket.done:
             request.on_step(Progress(seat.number, row.step, row.steps, row.z, row.time, row.probs))
 
     def _stepped(self, seat: _Seat) -> None:
         """A row took a step; hand it over if it was the last."""
-        self._note(seat)
+        self._tell(seat)
         row = seat.running
         if row.done:
             seat.finished = True
             self._row_seconds += 0.1 * (time.monotonic() - seat.began - self._row_seconds)
-            written = Written(
-                row.z.clone(), row.end, row.nfe, seat.trajectory(self.process.special_ids)
-            )
+            written = Written(row.z.clone(), row.end, row.nfe, row.trajectory())
             seat.ticket._finish(seat.number, written)

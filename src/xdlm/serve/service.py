@@ -7,15 +7,15 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from xdlm.api import Model, check_writes
+from xdlm.blanks import Blanked, BlankRule, make_rules, read_template
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation import Likelihood
-from xdlm.sampling import configure, parse_template
+from xdlm.sampling import configure
 from xdlm.sampling.confidence import ConfidenceConfig
-from xdlm.sampling.constraints import Blank, Rules, check_fits, compile_pattern
-from xdlm.sampling.patterns import Pattern
+from xdlm.sampling.constraints import Rules
 from xdlm.serve.engine import Engine, Limits, Progress, Request, Ticket, Written
 
 #: Ratios of mixed noise that are remembered.
@@ -36,21 +36,6 @@ class Bounds:
     """Seconds until a request that is not finished is given up."""
 
 
-class Blanked(NamedTuple):
-    """A row with holes, and the positions of each hole of the template that it came from."""
-
-    ids: list[int | None]
-    holes: list[tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class BlankRule:
-    """What one hole may hold: one of some texts, or what a regular expression describes."""
-
-    choices: Sequence[str] | None = None
-    regex: str | None = None
-
-
 @dataclass
 class Served:
     """A model that answers requests."""
@@ -61,7 +46,6 @@ class Served:
     bounds: Bounds
     created: int = field(default_factory=lambda: int(time.time()))
     _mixes: dict[float, Model] = field(default_factory=dict)
-    _spelled: list[str] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -121,17 +105,7 @@ class Served:
 
     def template(self, template: str) -> Blanked:
         """Text with holes `<mask:12>` as a row."""
-        ids: list[int | None] = []
-        holes = []
-        for piece in parse_template(template):
-            if piece.hole:
-                if piece.hole > self.bounds.max_length:
-                    raise UserError(f"at most {self.bounds.max_length} tokens at once")
-                holes.append(tuple(range(len(ids), len(ids) + piece.hole)))
-                ids += [None] * piece.hole
-            else:
-                ids += self.encode(piece.text)
-        return Blanked(ids, holes)
+        return read_template(template, self.encode, max_length=self.bounds.max_length)
 
     def rules(
         self,
@@ -141,36 +115,10 @@ class Served:
         blanks: Sequence[BlankRule | None] = (),
     ) -> Rules:
         """What the holes of a row may hold; what cannot be met is an error."""
-        if len(blanks) > len(row.holes):
-            raise UserError(f"{len(blanks)} rules for {len(row.holes)} blanks")
-        ids = tuple(self.one_token(token) for token in banned)
-        made = []
-        for hole, rule in zip(row.holes, blanks, strict=False):
-            if rule is None:
-                continue
-            if (rule.choices is None) == (rule.regex is None):
-                raise UserError("a blank has either choices or a regex")
-            if rule.choices is not None:
-                if not rule.choices:
-                    raise UserError("the list of choices is empty")
-                pattern, what = Pattern.of_choices(rule.choices), "any of its choices"
-            else:
-                assert rule.regex is not None
-                pattern, what = Pattern(rule.regex), "what its regex describes"
-            forbidden = {*ids, self.model.tokenizer.eos_id}
-            automaton = compile_pattern(pattern, self._spellings(), forbidden)
-            check_fits(automaton, len(hole), what)
-            made.append(Blank(hole, automaton))
-        return Rules(ids, tuple(made))
-
-    def one_token(self, token: int | str) -> int:
-        """A token by its number, or by a text that is one token."""
-        if isinstance(token, int):
-            return token
-        ids = self.encode(token)
-        if len(ids) != 1:
-            raise UserError(f"{token!r} is {len(ids)} tokens, not one; give token numbers")
-        return ids[0]
+        size = self.engine.process.vocab.size
+        return make_rules(
+            row.holes, self.model.tokenizer, size, self.encode, banned=banned, blanks=blanks
+        )
 
     def text_of(self, written: Written, start: int) -> tuple[str, bool]:
         """The text from position `start` on, and whether the model ended it."""
@@ -189,13 +137,6 @@ class Served:
                 self._mixes.pop(next(iter(self._mixes)))
             self._mixes[k] = self.model.mixed(k)
         return self._mixes[k]
-
-    def _spellings(self) -> list[str]:
-        """The text of every token: of no use to most, so not before somebody asks."""
-        if not self._spelled:
-            assert self.model.process is not None
-            self._spelled = self.model.tokenizer.pieces(range(self.model.process.vocab.size))
-        return self._spelled
 
 
 class Service:

@@ -14,12 +14,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from xdlm.blanks import BlankRule, force
 from xdlm.errors import UserError
 from xdlm.report.exporting import FORMATS
 from xdlm.report.recording import Recording
 from xdlm.sampling.writing import join_trajectories
 from xdlm.serve.engine import Progress, Ticket, Written
-from xdlm.serve.service import BlankRule, Service, cut, new_seed
+from xdlm.serve.service import Service, cut, new_seed
 from xdlm.serve.web.bodies import Completion, Film, Infill
 from xdlm.serve.web.failures import error_of
 from xdlm.serve.web.guard import Json
@@ -241,13 +242,10 @@ class InfillAnswer(Answering):
 
     def submit(self, steps: Steps | None) -> list[Ticket]:
         row = self.one.template(self.body.template)
-        ids = list(row.ids)
         blanks = [None if b is None else BlankRule(b.choices, b.regex) for b in self.body.blanks]
         rules = self.one.rules(row, banned=self.body.banned, blanks=blanks)
-        for where, token in self.body.forced.items():
-            if not (int(where) < len(ids) and ids[int(where)] is None):
-                raise UserError(f"forced position {where} is not in a hole of the template")
-            ids[int(where)] = self.one.one_token(token)
+        forced = {int(where): token for where, token in self.body.forced.items()}
+        ids = force(row.ids, forced, self.one.encode)
         ticket = self.one.submit(
             ids, self.body.how(), n=self.body.n, seed=self.seed, k=self.body.k, rules=rules,
             record=self.records, on_step=None if steps is None else steps.watcher(0),

@@ -20,6 +20,7 @@ from xdlm.ops import Stream, uniform
 from xdlm.sampling.constraints import Rules
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.predictions import Prediction
+from xdlm.sampling.trajectory import Trajectory
 from xdlm.sampling.writing import Config
 
 #: Steps whose random numbers are computed together: one by one they would cost more than a small model.
@@ -74,11 +75,13 @@ class Row(ABC):
         stop_ids: Sequence[int],
         device: torch.device,
         rules: Rules,
+        record: bool = False,
     ) -> None:
         self.process, self.stop_ids, self.rules = process, tuple(stop_ids), rules
+        self.record, self._states = record, list[tuple[Tensor, Tensor, float]]()
+        self._check(ids)
         self.constrained = torch.zeros(len(ids), dtype=torch.bool, device=device)
         self.constrained[rules.positions] = True
-        self._check_rules(ids)
         self.given = torch.tensor([0 if i is None else i for i in ids], device=device)
         self.open = torch.tensor([i is None for i in ids], device=device)
         self.end = len(ids)
@@ -99,7 +102,24 @@ class Row(ABC):
         """The next step of this row and of others of its kind."""
 
     def stepped(self, z: Tensor, time: float, probs: Tensor) -> None:
+        if not self.step:
+            self._note()
         self.z, self.time, self.probs, self.step = z, time, probs, self.step + 1
+        self._note()
+
+    def trajectory(self) -> Trajectory | None:
+        """Every state so far, where they were to be recorded."""
+        if not self.record:
+            return None
+        frames, probs, times = zip(*self._states, strict=True)
+        return Trajectory(
+            torch.stack(frames)[:, None].cpu(), times, self.process.special_ids,
+            torch.stack(probs[1:])[:, None].cpu(),
+        )  # fmt: skip
+
+    def _note(self) -> None:
+        if self.record:
+            self._states.append((self.z.to(torch.int32), self.probs, self.time))
 
     def widened(self, needed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Positions to ask about, and those whose whole law is wanted: if a token of a constrained blank
@@ -142,9 +162,14 @@ class Row(ABC):
         """What clean tokens are likely at n positions, given the present ones [n] and the model's weights
         [n, V]."""
 
-    def _check_rules(self, ids: Sequence[int | None]) -> None:
-        known = {*self.process.special_ids, *self.rules.banned}
-        if len(known) >= self.process.vocab.size:
+    def _check(self, ids: Sequence[int | None]) -> None:
+        size, special = self.process.vocab.size, self.process.special_ids
+        if None not in ids:
+            raise UserError("there is no position to fill")
+        for token in (*ids, *self.stop_ids, *self.rules.banned):
+            if token is not None and (not 0 <= token < size or token in special):
+                raise UserError(f"{token} is no token of a text: they lie in 0..{size - 1}")
+        if len({*special, *self.rules.banned}) >= size:
             raise UserError("every token is banned: none is left to write")
         if self.rules.blanks and self.stop_ids:
             raise UserError(

@@ -17,8 +17,8 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.sampling.predictions import Prediction
-from xdlm.serve.rows import Ask, HeadKey
-from xdlm.serve.waves import Head, make_head
+from xdlm.sampling.rows import Ask, HeadKey
+from xdlm.sampling.waves import Head, make_head
 
 #: Rows of a block that goes through the head. Fewer would be filled up, so it is small.
 HEAD_ROWS = 32
@@ -38,8 +38,8 @@ class Batcher:
         self._agreed: dict[tuple[int, int], bool] = {}
         self._lanes_agree: dict[int, bool] = {}
         self._heads: dict[HeadKey, Head] = {}
-        #: Rows that went through the trunk, and those that filled up a batch.
-        self.rows_run = self.rows_filled_up = 0
+        #: Rows that went through the trunk, those that filled up a batch, and positions through the head.
+        self.rows_run = self.rows_filled_up = self.head_rows = 0
 
     @torch.no_grad()
     def answer(self, asks: Sequence[Ask]) -> list[tuple[Prediction, Tensor | None]]:
@@ -100,6 +100,7 @@ class Batcher:
             )
         whole = Prediction(*map(torch.cat, zip(*parts, strict=True)))
         counts = [len(ask.uniform) for ask, _, _ in waves]
+        self.head_rows += sum(counts)
         split = [field[: sum(counts)].split(counts) for field in whole]
         return [Prediction(*fields) for fields in zip(*split, strict=True)]
 

@@ -12,8 +12,8 @@ from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream
 from xdlm.sampling.confidence import ConfidenceConfig, Turn, stop_rows, surest, turns
 from xdlm.sampling.predictions import Prediction
+from xdlm.sampling.rows import Ask, HeadKey, Row, Wave
 from xdlm.sampling.schedule import plan_blocks
-from xdlm.serve.rows import Ask, HeadKey, Row, Wave
 
 
 class ConfidenceRow(Row):

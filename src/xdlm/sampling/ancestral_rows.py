@@ -18,8 +18,8 @@ from xdlm.sampling.ancestral import SamplerConfig, time_grid
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.result import find_ends
+from xdlm.sampling.rows import Ask, HeadKey, Places, Row, Wave
 from xdlm.sampling.step import Plan, StepUniforms, apply_plan, is_noise, plan_step
-from xdlm.serve.rows import Ask, HeadKey, Places, Row, Wave
 from xdlm.structs import Coefs
 
 

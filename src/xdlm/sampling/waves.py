@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
+from xdlm.sampling.ancestral_rows import AncestralHead, AncestralRow
 from xdlm.sampling.confidence import ConfidenceConfig
+from xdlm.sampling.confidence_rows import ConfidenceRow
 from xdlm.sampling.predictions import PredictingHead
+from xdlm.sampling.rows import HeadKey, Row, Wave
 from xdlm.sampling.writing import Config
-from xdlm.serve.ancestral import AncestralHead, AncestralRow
-from xdlm.serve.confidence import ConfidenceRow
-from xdlm.serve.rows import HeadKey, Row, Wave
 
 Head = AncestralHead | PredictingHead
 

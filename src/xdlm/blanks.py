@@ -1,0 +1,110 @@
+"""Templates as rows of tokens, and what may be written in them, in terms of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from xdlm.errors import UserError
+from xdlm.sampling import parse_template
+from xdlm.sampling.constraints import Blank, Rules, check_fits, compile_pattern
+from xdlm.sampling.patterns import Pattern
+from xdlm.tokens import TextTokenizer
+
+Encode = Callable[[str], list[int]]
+
+
+class Blanked(NamedTuple):
+    """A row with holes (None), and the positions of each hole of the template that it came from."""
+
+    ids: list[int | None]
+    holes: list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BlankRule:
+    """What one hole may hold: one of some texts, or what a regular expression describes."""
+
+    choices: Sequence[str] | None = None
+    regex: str | None = None
+
+    def pattern(self) -> tuple[Pattern, str]:
+        """With a name for it."""
+        if self.choices is not None and self.regex is None:
+            if not self.choices:
+                raise UserError("the list of choices is empty")
+            return Pattern.of_choices(self.choices), "any of its choices"
+        if self.regex is not None and self.choices is None:
+            return Pattern(self.regex), "what its regex describes"
+        raise UserError("a blank has either choices or a regex")
+
+
+def read_template(template: str, encode: Encode, *, max_length: int) -> Blanked:
+    """Text with holes `<mask:12>` as a row."""
+    ids: list[int | None] = []
+    holes = []
+    for piece in parse_template(template):
+        if piece.hole > max_length:
+            raise UserError(f"at most {max_length:,} tokens at once, got a hole of {piece.hole:,}")
+        if piece.hole:
+            holes.append(tuple(range(len(ids), len(ids) + piece.hole)))
+            ids += [None] * piece.hole
+        else:
+            ids += encode(piece.text)
+    return Blanked(ids, holes)
+
+
+def force(
+    ids: Sequence[int | None], forced: Mapping[int, int | str], encode: Encode
+) -> list[int | None]:
+    """The row with tokens put into holes, by position."""
+    filled = list(ids)
+    for where, token in forced.items():
+        if not (0 <= where < len(ids) and ids[where] is None):
+            raise UserError(f"forced position {where} is not in a hole")
+        filled[where] = one_token(token, encode)
+    return filled
+
+
+def make_rules(
+    holes: Sequence[tuple[int, ...]],
+    tokenizer: TextTokenizer,
+    size: int,
+    encode: Encode,
+    *,
+    banned: Sequence[int | str] = (),
+    blanks: Sequence[BlankRule | None] = (),
+) -> Rules:
+    """What the holes of a row may hold, over a vocabulary of so many tokens; what cannot be met is an
+    error."""
+    if len(blanks) > len(holes):
+        raise UserError(f"{len(blanks)} rules for {len(holes)} blanks")
+    ids = tuple(one_token(token, encode) for token in banned)
+    made = []
+    for hole, rule in zip(holes, blanks, strict=False):
+        if rule is None:
+            continue
+        pattern, what = rule.pattern()
+        forbidden = {*ids, tokenizer.eos_id}
+        automaton = compile_pattern(pattern, _spellings(tokenizer, size), forbidden)
+        check_fits(automaton, len(hole), what)
+        made.append(Blank(hole, automaton))
+    return Rules(ids, tuple(made))
+
+
+def one_token(token: int | str, encode: Encode) -> int:
+    """A token by its number, or by a text that is one token."""
+    if isinstance(token, int):
+        return token
+    ids = encode(token)
+    if len(ids) != 1:
+        raise UserError(f"{token!r} is {len(ids)} tokens, not one; give token numbers")
+    return ids[0]
+
+
+@lru_cache(maxsize=4)
+def _spellings(tokenizer: TextTokenizer, size: int) -> list[str]:
+    """The text of every token: of no use to most, so not before somebody asks."""
+    return tokenizer.pieces(range(size))
