@@ -79,9 +79,13 @@ class Server:
 
 
 def started(*arguments: str, **environ: str) -> Iterator[Server]:
+    """A server that is there until the test is over, and then must stop as it should."""
     server = Server(*arguments, **environ)
-    yield server
-    if server.process.poll() is None:
-        assert server.stop() == 0
     assert server.process.stderr is not None
-    server.process.stderr.close()
+    try:
+        yield server
+        if server.process.poll() is None:
+            assert server.stop() == 0
+    finally:
+        server.process.kill()
+        server.process.stderr.close()

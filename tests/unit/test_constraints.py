@@ -254,9 +254,7 @@ def test_banned_and_forced_tokens_of_a_model() -> None:
     banned = model.sample(2, length=24, steps=6, seed=1, banned=[common])
     assert common in free.tokens and common not in banned.tokens
     forced = model.infill("It <mask:5>.", steps=4, forced={2: " was", 3: 7})
-    assert forced.tokens[0, 3] == 7 and model.tokenizer.pieces([int(forced.tokens[0, 2])]) == [
-        " king"
-    ]
+    assert forced.tokens[0, 3] == 7 and " was" in forced.text[0]
     for bad, message in (
         ({"forced": {0: 5}}, "not in a hole"),
         ({"forced": {2: " extraordinarily"}}, "not one"),

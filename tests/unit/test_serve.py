@@ -6,6 +6,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -327,7 +329,7 @@ def test_key_and_origin(small: Server) -> None:
 
 
 def test_full_queue_and_time_out(small: Server) -> None:
-    """One runs, two wait, fifty others are told to come again; those three run out of time."""
+    """One runs, two wait, hundreds of others are told to come again; those three run out of time."""
     small.headers = KEY
     small.idle()
     with ThreadPoolExecutor(3) as slow:
@@ -335,12 +337,36 @@ def test_full_queue_and_time_out(small: Server) -> None:
         until = time.monotonic() + 3
         while small.metric("xdlm_rows_waiting") < 2 and time.monotonic() < until:
             time.sleep(0.01)
-        for _ in range(50):
-            status, headers, content = small.send("POST", "/v1/completions", SHORT)
+        with ThreadPoolExecutor(8) as crowd:
+            asked = [crowd.submit(small.send, "POST", "/v1/completions", SHORT) for _ in range(300)]
+        for status, headers, content in (one.result() for one in asked):
             assert status == 429 and int(headers["retry-after"]) >= 1, content
             assert json.loads(content)["error"]["type"] == "rate_limit_error"
         assert [one.result()[0] for one in held] == [504] * 3
     assert small.post("/v1/completions", **SHORT)["choices"]
+
+
+def test_nothing_that_the_schema_allows_breaks_it() -> None:
+    """schemathesis: what it makes up from the served schema, and what it breaks on purpose."""
+    pytest.importorskip("schemathesis")
+    checks = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
+              "response_schema_conformance")  # fmt: skip
+    for server in started("--max-length", "48", "--max-steps", "8", "--max-n", "2"):
+        address = f"http://127.0.0.1:{server.port}/openapi.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", "--no-color", "run", address, "--seed", "1",
+             "--checks", ",".join(checks), "--phases", "examples,coverage,fuzzing",
+             "--max-examples", "8", "--generation-database", "none"],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+        assert re.search(r"\d{3,} generated", done.stdout), "it looked at hundreds of requests"
+        statuses = {
+            status for path in ("/v1/completions", "/v1/infill", "/v1/score", "/v1/trajectory")
+            for status in ("200", "400")
+            if server.metric("xdlm_http_responses_total", path=path, status=status)
+        }  # fmt: skip
+        assert statuses == {"200", "400"}
 
 
 def test_sigterm_finishes_what_was_begun() -> None:

@@ -25,6 +25,7 @@ from xdlm.serve.web.bodies import Completion, Film, Infill, Score
 from xdlm.serve.web.failures import answer_to, closing
 from xdlm.serve.web.guard import Guard, Json, failure
 from xdlm.serve.web.metrics import exposition
+from xdlm.serve.web.schema import FAILURES, describe
 from xdlm.serve.web.static import page_routes
 from xdlm.serve.web.streams import ClientGone, awaited
 
@@ -51,36 +52,37 @@ def make_app(
     async def healthz() -> Response:
         return Json({"status": "ok"}) if service.alive else closing()
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=FAILURES, response_class=PlainTextResponse)
     async def metrics() -> Response:
         return PlainTextResponse(exposition(service, guard), media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=FAILURES)
     async def models() -> Response:
         return Json(
             {"object": "list", "data": [_described(one) for one in service.served.values()]}
         )
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=FAILURES)
     async def one_model(name: str) -> Response:
         return Json(_described(service.find(name)))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=FAILURES)
     async def completions(body: Completion, http: HttpRequest) -> Response:
         return await CompletionAnswer(service, body).answer(http)
 
-    @app.post("/v1/infill")
+    @app.post("/v1/infill", responses=FAILURES)
     async def infill(body: Infill, http: HttpRequest) -> Response:
         return await InfillAnswer(service, body).answer(http)
 
-    @app.post("/v1/trajectory")
+    @app.post("/v1/trajectory", responses=FAILURES, response_class=Response)
     async def trajectory(body: Film, http: HttpRequest) -> Response:
         return await TrajectoryAnswer(service, body).answer(http)
 
-    @app.post("/v1/score")
+    @app.post("/v1/score", responses=FAILURES)
     async def score(body: Score, http: HttpRequest) -> Response:
         return await _score(service.find(body.model), body, http)
 
+    describe(app, service)
     return guard
 
 

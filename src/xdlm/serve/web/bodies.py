@@ -58,7 +58,9 @@ class Sampling(Body):
 
 class Completion(Sampling):
     stream: bool = Field(False, description="Tell every step as server-sent events.")
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = ""
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
+        "", examples=["It was"]
+    )
     max_tokens: int = Field(64, ge=1, description="Tokens to write behind the prompt.")
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = Field(
         None, description="The text ends before the first of these."
@@ -78,7 +80,11 @@ class BlankBody(Body):
 
 
 class Holes(Sampling):
-    template: Text = Field(description="Text with holes: <mask:12> is a hole of 12 tokens.")
+    template: Text = Field(
+        description="Text with holes: <mask:12> is a hole of 12 tokens.",
+        json_schema_extra={"pattern": r"<mask:\d+>"},
+        examples=["The <mask:4> said <mask:3>."],
+    )
     forced: dict[Annotated[str, Field(pattern=r"^\d{1,7}$")], TokenId | str] = Field(
         default_factory=dict, description="Tokens at positions of the row, by number or text."
     )
@@ -105,6 +111,8 @@ class Film(Holes):
 
 class Score(Body):
     model: str | None = None
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=16)]
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=16)] = Field(
+        examples=["It was a dark night."]
+    )
     draws: int = Field(16, ge=2, le=64, description="Random times and corruptions per row.")
     seed: int = Field(0, ge=0, lt=1 << 31)
