@@ -8,6 +8,7 @@ latency, memory over many requests, and a queue that is full.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import signal
@@ -146,10 +147,8 @@ def _flood(options: argparse.Namespace) -> None:
 
 def _held(server: Server) -> None:
     """A request that outlasts the flood; its connection breaks at the end."""
-    try:
+    with contextlib.suppress(OSError):
         server.ask(max_tokens=1000, steps=1000)
-    except OSError:
-        pass
 
 
 def _p95(seconds: list[float]) -> float:
