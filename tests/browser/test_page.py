@@ -162,6 +162,9 @@ def test_confidence_by_pointer_and_by_keyboard(open_page: Opener, server: Server
     token.hover()
     assert expected in page.inner_text("#history") and "[mask]" in page.inner_text("#history")
     check_accessible(page)
+    page.locator("#step").press("Home")  # what is open follows the steps
+    assert page.locator("#history .now").inner_text().startswith("step 0")
+    page.locator("#step").press("End")
     page.mouse.move(1, 1)
     assert page.locator("#history").is_hidden()
     page.locator(".tokens span").nth(0).focus()

@@ -64,6 +64,8 @@ export class Pane {
     const counts = { ...this.run.counts[this.step], masked: this.run.masked(this.step) };
     for (const name in counts) this.find(`.count-${name}`).textContent = counts[name];
     mark(this.chart, this.step);
+    const held = this.find(".tokens > .held");
+    if (held) this.#open(held);
     return Object.entries(counts).map(([name, count]) => `${count} ${name}`).join(", ");
   }
 

@@ -1,5 +1,4 @@
 /** Where in their steps all panes are, and the way through them. */
-import { closeHistory } from "./history.js";
 
 const byId = (id) => document.getElementById(id);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -53,7 +52,6 @@ export class Player {
 
   goTo(wanted) {
     this.pause();
-    closeHistory();
     this.show(wanted);
   }
 
