@@ -424,7 +424,7 @@ def test_documented_clients_work(server: Server) -> None:
     pytest.importorskip("openai")
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     for program in programs:
         program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
         printed: list[Any] = []
