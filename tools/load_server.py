@@ -49,6 +49,12 @@ class Server:
             raise SystemExit(f"the server did not start: {line}")
         self.port = int(found[1])
 
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+
     def ask(self, **body: Any) -> tuple[int, float]:
         """Status and seconds of one completion."""
         began = time.perf_counter()
@@ -86,12 +92,12 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     options = parser.parse_args()
     body = {"prompt": "It was", "max_tokens": options.tokens, "steps": options.steps}
-    server = Server("--model", options.model)
-    server.many(options.clients, 2 * options.clients, body)  # batch sizes are tried once
-    _throughput(server, options, body)
-    if options.many:
-        _memory(server, options, body)
-    print(f"exit code         {server.stop():8d}", flush=True)
+    with Server("--model", options.model) as server:
+        server.many(options.clients, 2 * options.clients, body)  # batch sizes are tried once
+        _throughput(server, options, body)
+        if options.many:
+            _memory(server, options, body)
+        print(f"exit code         {server.stop():8d}", flush=True)
     if options.flood:
         _flood(options)
 
@@ -128,10 +134,17 @@ def _memory(server: Server, options: argparse.Namespace, body: dict[str, Any]) -
 
 def _flood(options: argparse.Namespace) -> None:
     """Requests against a queue that is full."""
-    server = Server(
-        "--model", options.model, "--max-active", "1", "--max-waiting", "1", "--timeout", "600"
+    small = (
+        "--model",
+        options.model,
+        "--max-active",
+        "1",
+        "--max-waiting",
+        "1",
+        "--timeout",
+        "600",
     )
-    with ThreadPoolExecutor(2 + options.clients) as pool:
+    with ThreadPoolExecutor(2 + options.clients) as pool, Server(*small) as server:
         held = []
         for _ in range(2):
             held.append(pool.submit(_held, server))
@@ -142,7 +155,6 @@ def _flood(options: argparse.Namespace) -> None:
         assert not any(one.done() for one in held), "the queue was full all the time"
         print(f"full queue        {dict(statuses)} in {seconds:.1f} s")
         print(f"memory            {before:.0f} MB before, {server.megabytes():.0f} MB after")
-        server.process.kill()
 
 
 def _held(server: Server) -> None:

@@ -31,29 +31,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--browser", default=shutil.which("chromium"))
     options = parser.parse_args()
-    server = Server("--model", *MODELS)
-    try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(
-                executable_path=options.browser, args=["--no-sandbox"]
-            )
-            for name, n, step, window in SHOTS:
-                names = MODELS if n == 3 else MODELS[1:2]
-                link = LINK.format(models="&".join(f"model={model}" for model in names))
-                page = browser.new_page(reduced_motion="reduce", **window)
-                page.goto(f"http://127.0.0.1:{server.port}/{link}")
-                page.wait_for_selector("#panes[aria-busy=false]")
-                page.locator("h1").click()
-                page.keyboard.press("Home")
-                for _ in range(step):
-                    page.keyboard.press("ArrowRight")
-                if n == 3:
-                    page.locator(".tokens .refined").last.hover()
-                page.screenshot(path=options.out / f"{name}.png", full_page=n == 1)
-                print(options.out / f"{name}.png", file=sys.stderr)
-            browser.close()
-    finally:
-        server.stop()
+    with Server("--model", *MODELS) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
+        for name, n, step, window in SHOTS:
+            names = MODELS if n == 3 else MODELS[1:2]
+            link = LINK.format(models="&".join(f"model={model}" for model in names))
+            page = browser.new_page(reduced_motion="reduce", **window)
+            page.goto(f"http://127.0.0.1:{server.port}/{link}")
+            page.wait_for_selector("#panes[aria-busy=false]")
+            page.locator("h1").click()
+            page.keyboard.press("Home")
+            for _ in range(step):
+                page.keyboard.press("ArrowRight")
+            if n == 3:
+                page.locator(".tokens .refined").last.hover()
+            page.screenshot(path=options.out / f"{name}.png", full_page=n == 1)
+            print(options.out / f"{name}.png", file=sys.stderr)
+        browser.close()
 
 
 if __name__ == "__main__":
