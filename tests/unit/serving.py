@@ -59,12 +59,14 @@ class Server:
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
     def metric(self, name: str, **labels: str) -> float:
+        """The sum over all lines that have these labels."""
         text = self.send("GET", "/metrics")[2].decode()
-        for line in text.splitlines():
-            wanted = all(f'{key}="{value}"' in line for key, value in labels.items())
-            if line.startswith(name + "{") and wanted:
-                return float(line.split()[-1])
-        return 0.0
+        return sum(
+            float(line.split()[-1])
+            for line in text.splitlines()
+            if line.startswith(name + "{")
+            and all(f'{key}="{value}"' in line for key, value in labels.items())
+        )
 
     def idle(self) -> None:
         """Until nothing is being written."""
