@@ -176,8 +176,9 @@ class Model:
         the completions are in the order of the prompts, and do not depend on each other: each is a pure
         function of its prompt, the seed and its number, which counts from 0 unless `index` gives it.
 
-        A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of one length go through the
-        model together, `batch_tokens` at a time; `on_frame` is shown their tokens after every step.
+        A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of similar lengths go through
+        the model together, `batch_tokens` at a time (of one length, where the backbone takes no padding);
+        `on_frame` is shown their tokens after every step.
         """
         if isinstance(prompts, str):
             raise UserError("complete takes a list of prompts")

@@ -26,9 +26,18 @@ from xdlm.models.contract import Denoiser
 _KEPT, _REMEMBERED = 4, 32
 
 
-def run_trunk(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+def run_trunk(
+    denoiser: Denoiser,
+    z: Tensor,
+    t: Tensor,
+    label: Tensor | None = None,
+    padding: Tensor | None = None,
+) -> Tensor:
     """`denoiser.trunk(z, t, label)`, replayed from the second equal call on where the model allows it.
-    What is returned may be overwritten by the next call: use it first."""
+    What is returned may be overwritten by the next call: use it first. `padding` [B, L] is true where there
+    is no token: for models that take it, and never replayed."""
+    if padding is not None:
+        return denoiser.trunk(z, t, label, padding=padding)  # type: ignore[call-arg]
     if not _can_replay(denoiser, z):
         return denoiser.trunk(z, t, label)
     memory = _MEMORIES.setdefault(denoiser, _Memory())

@@ -23,9 +23,9 @@ from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import Guide, RowDraws, guided
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.guidance import Guidance
-from xdlm.sampling.result import Sample, find_ends
+from xdlm.sampling.result import Sample, check_padding, find_ends, row_lengths
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
-from xdlm.sampling.trajectory import Trajectory
+from xdlm.sampling.watching import Watch
 from xdlm.structs import Coefs, is_special
 
 Last = Literal["sample", "argmax"]
@@ -80,6 +80,7 @@ class _Run(NamedTuple):
     n_free: int
     label: Tensor | None
     guidance: Guidance
+    padding: Tensor | None
     record: bool
 
 
@@ -122,6 +123,7 @@ def sample(
     index: Tensor | None = None,
     given: Tensor | None = None,
     frozen: Tensor | None = None,
+    padding: Tensor | None = None,
     label: Tensor | None = None,
     stop_ids: Sequence[int] = (),
     record: bool = False,
@@ -131,9 +133,10 @@ def sample(
     """Draw `batch` sequences of `length` tokens.
 
     Positions where `frozen` [B, L] holds keep the tokens of `given` [B, L] throughout, under every
-    noise type. Sequence i is a pure function of (seed, index[i]), where `index` counts from 0 unless
-    given: batches of any size give the same sequences up to the model's own rounding. `stop_ids` are
-    looked for when all is done: no step knows where a text will end.
+    noise type. Shorter rows have `padding` [B, L] behind them, which nobody looks at. Sequence i is a pure
+    function of (seed, index[i]), where `index` counts from 0 unless given: batches of any size, and rows of
+    any lengths beside it, give the same sequences up to the model's own rounding. `stop_ids` are looked for
+    when all is done: no step knows where a text will end.
     """
     config = config if config is not None else SamplerConfig()
     device = denoiser.device
@@ -144,50 +147,56 @@ def sample(
         return uniform(seed, stream, index, position, step)
 
     z = process.prior((batch, length), uniform=draw(Stream.PRIOR, 0))
-    free = None
+    z, free, padding = _with_given(denoiser, z, given, frozen, padding)
     if label is not None:
         label = _checked_labels(label, batch, denoiser.n_classes).to(device)
     elif config.guidance.scale != 1:
         raise UserError("guidance is away from what the model says without labels: give labels")
-    if frozen is not None or given is not None:
-        if frozen is None or given is None or not given.shape == frozen.shape == z.shape:
-            raise UserError(f"given and frozen go together, both of shape {tuple(z.shape)}")
-        frozen, free = frozen.to(device), ~frozen.to(device)
-        z = torch.where(frozen, given.to(device), z)
     head = drawing_head(denoiser, process.special_ids)
     n_free = length if free is None else int(free.sum(1).min())
-    run = _Run(denoiser, process, head, free, n_free, label, config.guidance, record)
+    run = _Run(denoiser, process, head, free, n_free, label, config.guidance, padding, record)
     step_fn = STEPS[config.impl]
-    frames, times = [z.to(torch.int32)], [1.0]
-    probs: list[Tensor] = []
+    watch = Watch(z, config.steps + 1, record=record, on_step=on_step, on_frame=on_frame)
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
     for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
         uniforms = StepUniforms(
             *(draw(stream, i) for stream in
               (Stream.BRANCH, Stream.ACCEPT, Stream.TOKEN, Stream.NOISE))
         )  # fmt: skip
-        argmax = leg.last and config.last == "argmax"
-        shape = replace(config.filter, temperature=0.0) if argmax else config.filter
-        reshape = None if shape == Filter() else shape
-        stepped = step_fn(run, leg, z, uniforms, reshape)
+        stepped = step_fn(run, leg, z, uniforms, _filter_of(config, leg))
         z = stepped.z
         nfe += stepped.evaluated * (1 if config.guidance.at(leg.t) == 1 else 2)
         head_rows += stepped.head_rows
-        if stepped.probs is not None:
-            probs.append(stepped.probs)
-            frames.append(z.to(torch.int32))
-            times.append(leg.s)
-        if on_frame is not None:
-            on_frame(z)
-        if on_step is not None:
-            on_step(i + 1, config.steps + 1)
-    path = None
-    if record:
-        path = Trajectory(
-            torch.stack(frames).cpu(), tuple(times), process.special_ids, torch.stack(probs).cpu()
-        )
-    ends = find_ends(z, torch.ones_like(z, dtype=torch.bool) if free is None else free, stop_ids)
-    return Sample(z, nfe.cpu(), head_rows, path, ends.cpu())
+        watch.show(z, leg.s, stepped.probs)
+    ready = torch.ones_like(z, dtype=torch.bool) if free is None else free
+    ends = find_ends(z, ready, stop_ids, row_lengths(z, padding))
+    return Sample(z, nfe.cpu(), head_rows, watch.trajectory(process.special_ids), ends.cpu())
+
+
+def _with_given(
+    denoiser: Denoiser,
+    z: Tensor,
+    given: Tensor | None,
+    frozen: Tensor | None,
+    padding: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The state with what is given in it, where it may change (None: anywhere), and the padding."""
+    if frozen is None and given is None and padding is None:
+        return z, None, None
+    if frozen is None or given is None or not given.shape == frozen.shape == z.shape:
+        raise UserError(f"given and frozen go together, both of shape {tuple(z.shape)}")
+    frozen = frozen.to(z.device)
+    if padding is not None:
+        padding = padding.to(z.device)
+        check_padding(denoiser, frozen, padding)
+    return torch.where(frozen, given.to(z.device), z), ~frozen, padding
+
+
+def _filter_of(config: SamplerConfig, leg: Leg) -> Filter | None:
+    """What reshapes a step's predictions; None where they stay as they are."""
+    argmax = leg.last and config.last == "argmax"
+    shape = replace(config.filter, temperature=0.0) if argmax else config.filter
+    return None if shape == Filter() else shape
 
 
 def _checked_labels(label: Tensor, batch: int, n_classes: int) -> Tensor:
@@ -263,12 +272,14 @@ def _hidden(
 ) -> tuple[Tensor, Tensor | None]:
     """Hidden states, and under guidance those without labels, from the same pass."""
     z, label = z[active], None if run.label is None else run.label[active]
+    padding = None if run.padding is None else run.padding[active]
     if guided:
         assert label is not None
         z, label = torch.cat([z, z]), torch.cat([label, torch.full_like(label, -1)])
+        padding = None if padding is None else torch.cat([padding, padding])
     t = torch.full(z.shape[:1], leg.t, device=z.device)
-    if isinstance(active, slice):
-        hidden = run_trunk(run.denoiser, z, t, label)
+    if isinstance(active, slice) or padding is not None:
+        hidden = run_trunk(run.denoiser, z, t, label, padding)
     else:  # sizes that hardly repeat are not worth recording
         hidden = run.denoiser.trunk(z, t, label)
     if not guided:
@@ -283,9 +294,10 @@ def _dense_step(
     """The slow twin: every row through the head, the whole posterior in float64, one draw from it. Which of
     its tokens came from the noise it does not know: it says what the model thinks of every one."""
     t = torch.full(z.shape[:1], leg.t, device=z.device)
-    logits, scale = run.denoiser(z, t, run.label), run.guidance.at(leg.t)
+    denoiser, scale = run.denoiser, run.guidance.at(leg.t)
+    logits = denoiser.head(run_trunk(denoiser, z, t, run.label, run.padding))
     if scale != 1:
-        logits = guided(logits, run.denoiser(z, t), scale)
+        logits = guided(logits, denoiser.head(run_trunk(denoiser, z, t, None, run.padding)), scale)
     logits = forbid(logits, run.process.special_ids)
     reshaped = logits if reshape is None else reshape(logits)
     posterior = run.process.posterior_between(reshaped.double().softmax(-1), z, leg.at_s, leg.at_t)

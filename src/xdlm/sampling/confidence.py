@@ -29,9 +29,9 @@ from xdlm.ops.gather import PickedRows
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.memory import Memory
 from xdlm.sampling.predictions import CONFIDENCES, PredictingHead
-from xdlm.sampling.result import Sample, find_ends
+from xdlm.sampling.result import Sample, check_padding, find_ends, row_lengths
 from xdlm.sampling.schedule import Block, check_blocks, plan_blocks
-from xdlm.sampling.trajectory import Trajectory
+from xdlm.sampling.watching import Watch
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def decode(
     *,
     given: Tensor,
     frozen: Tensor,
+    padding: Tensor | None = None,
     config: ConfidenceConfig | None = None,
     blocks: Sequence[Block] | None = None,
     seed: int = 0,
@@ -118,9 +119,10 @@ def decode(
 ) -> Sample:
     """Fill the open positions of `given` [B, L]; where `frozen` [B, L] holds, nothing is ever written.
 
-    Every row has as many open positions; blocks are counted along them. Row i is a pure function of
-    (seed, index[i]), up to the model's own rounding; `index` counts from 0 unless given. `blocks` is a
-    plan of one's own in place of the one that `config` describes.
+    Every row has as many open positions; blocks are counted along them. Shorter rows have `padding` [B, L]
+    behind them, which nobody looks at. Row i is a pure function of (seed, index[i]), up to the model's own
+    rounding; `index` counts from 0 unless given. `blocks` is a plan of one's own in place of the one that
+    `config` describes.
 
     A row that has met one of `stop_ids`, with no mask before it, is finished: it costs nothing more, and
     what follows is filled with that token. Where nothing is rewritten (k = 0) the text up to there is the
@@ -129,17 +131,11 @@ def decode(
     are remembered (`refresh`), a pass over a block alone counts as one.
     """
     config = config if config is not None else ConfidenceConfig()
-    mask_id = process.vocab.mask_id
-    if mask_id is None:
-        raise UserError("confidence decoding fills masks, and this model's noise has none")
-    if given.shape != frozen.shape or given.ndim != 2 or not given.numel():
-        raise UserError("given and frozen go together, both of one shape [batch, length]")
-    if mask_id in stop_ids:
-        raise UserError("the mask cannot be a token that ends a text")
     device = denoiser.device
     given, frozen = given.to(device), frozen.to(device)
-    if config.guidance != 1 and not bool(frozen.any(1).all()):
-        raise UserError("guidance is away from the text without its prompt, so it needs a prompt")
+    padding = None if padding is None else padding.to(device)
+    mask_id = _checked_mask(process, stop_ids)
+    _check_rows(denoiser, given, frozen, padding, config)
     n_open = _count_open(frozen)
     if blocks is None:
         blocks = plan_blocks(
@@ -156,33 +152,52 @@ def decode(
         denoiser, process.special_ids, config.filter,
         guidance=config.guidance, confidence=config.confidence,
     )  # fmt: skip
-    run = _Run(denoiser, head, config, mask_id, frozen, draw)
+    run = _Run(denoiser, head, config, mask_id, frozen, padding, draw)
     z = torch.where(frozen, given, mask_id)
     rewrites = any(any(block.topk_uniform) for block in blocks)
-    frames, times = [z.to(torch.int32)], [1.0]
-    probs: list[Tensor] = []
-    ends = torch.full_like(z[:, 0], z.shape[1])
+    lengths = row_lengths(z, padding)
+    ends = lengths
     n_steps = sum(len(block.topk_absorb) for block in blocks)
+    watch = Watch(z, n_steps, record=record, on_step=on_step, on_frame=on_frame)
     for i, turn in enumerate(turns(blocks)):
-        z = run.step(i, turn, z, ends == z.shape[1])
+        z = run.step(i, turn, z, ends == lengths)
         if stop_ids and (turn.closes or not rewrites):
-            z, ends = stop_rows(z, run.open, mask_id, stop_ids)
-        if record:
-            frames.append(z.to(torch.int32))
-            probs.append(run.probs)
-            times.append(turn.after)
-        if on_frame is not None:
-            on_frame(z)
-        if on_step is not None:
-            on_step(i + 1, n_steps)
-        if stop_ids and bool((ends < z.shape[1]).all()):
+            z, ends = stop_rows(z, run.open, mask_id, stop_ids, lengths)
+        watch.show(z, turn.after, run.probs)
+        if stop_ids and bool((ends < lengths).all()):
             break
-    path = None
-    if record:
-        path = Trajectory(
-            torch.stack(frames).cpu(), tuple(times), process.special_ids, torch.stack(probs).cpu()
-        )
+    path = watch.trajectory(process.special_ids)
     return Sample(z, run.nfe.cpu(), run.head_rows, path, ends.cpu())
+
+
+def _checked_mask(process: NoiseProcess, stop_ids: Sequence[int]) -> int:
+    mask_id = process.vocab.mask_id
+    if mask_id is None:
+        raise UserError("confidence decoding fills masks, and this model's noise has none")
+    if mask_id in stop_ids:
+        raise UserError("the mask cannot be a token that ends a text")
+    return mask_id
+
+
+def _check_rows(
+    denoiser: Denoiser,
+    given: Tensor,
+    frozen: Tensor,
+    padding: Tensor | None,
+    config: ConfidenceConfig,
+) -> None:
+    if given.shape != frozen.shape or given.ndim != 2 or not given.numel():
+        raise UserError("given and frozen go together, both of one shape [batch, length]")
+    prompt = frozen
+    if padding is not None:
+        check_padding(denoiser, frozen, padding)
+        if config.refresh is not None:
+            raise UserError(
+                "where states are remembered (refresh) rows have one length: no padding"
+            )
+        prompt = frozen & ~padding
+    if config.guidance != 1 and not bool(prompt.any(1).all()):
+        raise UserError("guidance is away from the text without its prompt, so it needs a prompt")
 
 
 class _Run:
@@ -195,10 +210,12 @@ class _Run:
         config: ConfidenceConfig,
         mask_id: int,
         frozen: Tensor,
+        padding: Tensor | None,
         draw: Callable[[Stream, int], Tensor],
     ) -> None:
         self.denoiser, self.head, self.config, self.draw = denoiser, head, config, draw
         self.mask_id, self.frozen, self.open = mask_id, frozen, ~frozen
+        self.padding = padding
         self.place = self.open.cumsum(1) - 1  # of an open position among all of its row
         self.memory = None if config.refresh is None else Memory(denoiser, config.refresh)
         self._block: Block | None = None
@@ -262,12 +279,14 @@ class _Run:
     def _hidden(self, z: Tensor, rows: Tensor, time: float) -> tuple[Tensor, Tensor | None]:
         """Hidden states [B, span, d], and under guidance those without the prompt, from the same pass."""
         guided = self.config.guidance != 1
+        padding = None if self.padding is None else self.padding[rows]
         if guided:
+            padding = None if padding is None else torch.cat([padding, padding])
             z = torch.cat([z, torch.where(self.frozen[rows], self.mask_id, z)])
             rows = torch.cat([rows, rows + len(self.frozen)])
         t = torch.full(z.shape[:1], time, device=z.device)
         if self.memory is None:
-            hidden = run_trunk(self.denoiser, z, t)
+            hidden = run_trunk(self.denoiser, z, t, None, padding)
         else:
             hidden = self.memory.hidden(z, t, rows, self.span)
         if not guided:
@@ -291,11 +310,11 @@ def surest(priority: Tensor, n: int) -> Tensor:
 
 
 def stop_rows(
-    z: Tensor, open_: Tensor, mask_id: int, stop_ids: Sequence[int]
+    z: Tensor, open_: Tensor, mask_id: int, stop_ids: Sequence[int], lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rows that have written all up to a token that ends a text: where, and that token from there on."""
     unbroken = (open_ & (z == mask_id)).cumsum(1) == 0
-    ends = find_ends(z, open_ & unbroken, stop_ids)
+    ends = find_ends(z, open_ & unbroken, stop_ids, lengths)
     behind = torch.arange(z.shape[1], device=z.device) > ends[:, None]
     token = z.gather(1, ends.clamp_max(z.shape[1] - 1)[:, None])
     return torch.where(behind & open_, token, z), ends
@@ -307,6 +326,6 @@ def _count_open(frozen: Tensor) -> int:
     if bool((counts != counts[0]).any()):
         raise UserError(
             f"every row needs as many open positions, got {int(counts.min())} to "
-            f"{int(counts.max())}; `complete` groups prompts by length"
+            f"{int(counts.max())}; `complete` groups prompts that go together"
         )
     return int(counts[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from math import nan
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -23,6 +22,8 @@ from xdlm.sampling.trajectory import Trajectory
 Config = SamplerConfig | ConfidenceConfig
 #: Tokens that are sampled together.
 BATCH_TOKENS = 32_768
+#: Rows join longer ones if they have this share of their length: more padding costs more than it saves.
+_FILLED = 0.75
 
 
 class How(TypedDict, total=False):
@@ -95,47 +96,65 @@ def write(
 ) -> list[Part]:
     """Fill the holes of rows; None is a hole, and the rest never changes.
 
-    Only rows of one length, with as many holes, go through the model together: nothing is padded, so that
-    no backbone needs to know of padding, and a row is the same whatever comes with it. Row i is a pure
-    function of (seed, index[i]), where `index` counts from 0 unless given.
+    Rows with as many holes go through the model together, the shorter ones with padding behind them that
+    is not looked at; only those of one length, where the backbone takes no padding or states are
+    remembered (`refresh`). Row i is a pure function of (seed, index[i]), where `index` counts from 0 unless
+    given: up to the model's own rounding it is the same whatever comes with it.
     """
     numbers = range(len(rows)) if index is None else index
-    groups = _groups(rows, batch_tokens)
+    padded = denoiser.takes_padding and getattr(config, "refresh", None) is None
+    groups = _groups(rows, batch_tokens, padded=padded)
     parts = []
     for done, group in enumerate(groups):
-        given = torch.tensor([[0 if i is None else i for i in rows[row]] for row in group])
-        frozen = torch.tensor([[i is not None for i in rows[row]] for row in group])
 
         def show(step: int, steps: int, done: int = done) -> None:
             if on_step is not None:
                 on_step(done * steps + step, len(groups) * steps)
 
         args: dict[str, Any] = {
-            "given": given, "frozen": frozen, "seed": seed,
+            **_tensors([rows[row] for row in group]), "seed": seed,
             "index": torch.tensor([numbers[row] for row in group]),
             "stop_ids": stop_ids, "record": record, "on_step": show, "on_frame": on_frame,
         }  # fmt: skip
         if isinstance(config, ConfidenceConfig):
             drawn = decode(denoiser, process, config=config, **args)
         else:
-            batch, length = given.shape
+            batch, length = args["given"].shape
             drawn = sample(denoiser, process, batch=batch, length=length, config=config, **args)
         parts.append(Part(group, drawn))
     return parts
 
 
-def _groups(rows: Sequence[Sequence[int | None]], batch_tokens: int) -> list[list[int]]:
-    """Numbers of rows of one shape, at most so many tokens at a time; the longest first, so that what
-    does not fit into memory says so at once."""
+def _tensors(rows: Sequence[Sequence[int | None]]) -> dict[str, Tensor | None]:
+    """What is given, where it stays, and what stands behind the shorter rows, all [B, L]."""
+    longest = max(map(len, rows))
+    behind = [longest - len(row) for row in rows]
+    filled = [[*row, *([0] * extra)] for row, extra in zip(rows, behind, strict=True)]
+    lengths = torch.tensor([len(row) for row in rows])
+    return {
+        "given": torch.tensor([[0 if i is None else i for i in row] for row in filled]),
+        "frozen": torch.tensor([[i is not None for i in row] for row in filled]),
+        "padding": torch.arange(longest) >= lengths[:, None] if any(behind) else None,
+    }
 
-    def shape(row: int) -> tuple[int, int]:
-        return len(rows[row]), rows[row].count(None)
 
-    groups = []
-    for (length, _), same in groupby(sorted(range(len(rows)), key=shape, reverse=True), shape):
-        group, size = list(same), max(batch_tokens // max(length, 1), 1)
-        groups += [group[i : i + size] for i in range(0, len(group), size)]
-    return groups
+def _groups(
+    rows: Sequence[Sequence[int | None]], batch_tokens: int, *, padded: bool
+) -> list[list[int]]:
+    """Numbers of rows that go together, with as many holes each, at most so many tokens with their padding;
+    the longest first, so that what does not fit into memory says so at once."""
+    shapes = [(row.count(None), len(row)) for row in rows]
+    groups: list[list[int]] = []
+    for row in sorted(range(len(rows)), key=shapes.__getitem__, reverse=True):
+        holes, length = shapes[row]
+        if groups:
+            same_holes, longest = shapes[groups[-1][0]]
+            fits = (len(groups[-1]) + 1) * longest <= batch_tokens
+            if holes == same_holes and fits and length >= longest * (_FILLED if padded else 1):
+                groups[-1].append(row)
+                continue
+        groups.append([row])
+    return sorted(groups, key=lambda group: shapes[group[0]][1], reverse=True)
 
 
 def join_trajectories(paths: Sequence[Trajectory]) -> Trajectory:
