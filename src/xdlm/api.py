@@ -38,6 +38,8 @@ from xdlm.training.adapters import merge_adapters
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
 from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
+from xdlm.training.model_card import model_card
+from xdlm.training.note import Note
 from xdlm.training.trained import bundled, find_model, read_trained
 
 Weights = Literal["ema", "raw"]
@@ -266,25 +268,11 @@ class Model:
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """Write a folder as hubs hold it: config.json, safetensors, tokenizer.json and a model card."""
-        whole = self.merged().denoiser
-        denoiser = whole if dtype is None else copy.deepcopy(whole).to(dtype)
-        write_published(
-            Path(folder), denoiser, self.tokenizer, self._card(), shard_bytes=shard_bytes
-        )
-
-    def _card(self) -> str:
-        """What the model is and how to use it, with the header that hubs read."""
-        noise = self.sampled_as or self.config.process
-        name = f"{noise.kind} (k = {noise.k})" if noise.k is not None else noise.kind
-        return (
-            "---\nlibrary_name: xdlm\npipeline_tag: text-generation\n"
-            "tags: [discrete-diffusion, masked-diffusion]\n---\n\n"
-            f"A discrete diffusion language model ({self.config.model.kind}) trained under {name} noise: "
-            f"{self.weights} weights of step {self.step}, rows of {self.length} tokens.\n\n"
-            "    from xdlm import load\n\n"
-            '    model = load("this-folder")\n'
-            "    print(model.sample(1, steps=32).text[0])\n"
-        )
+        whole = self.merged()
+        denoiser = whole.denoiser if dtype is None else copy.deepcopy(whole.denoiser).to(dtype)
+        note = Note(whole.config, self.step, self.weights)
+        card = model_card(note, self.tokenizer)
+        write_published(Path(folder), denoiser, self.tokenizer, note, card, shard_bytes=shard_bytes)
 
     def _rules(
         self,
@@ -372,7 +360,7 @@ def load(
         if value not in get_args(known):
             raise UserError(f"unknown {what} '{value}'{did_you_mean(value, get_args(known))}")
     checkpoint = find_model(name)
-    if isinstance(checkpoint, PublishedOther):
+    if isinstance(checkpoint, PublishedOther) and not checkpoint.is_denoiser:
         raise UserError(
             f"{name} was not trained under noise; adapt it first (model: {{kind: pretrained, path: "
             f"{name}}} in a recipe), or take it as it is with xdlm import --from transformers"

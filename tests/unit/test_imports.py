@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"models", "tokens", "data", "sampling", "training", "config", "files", "__init__"},
 }
 ALLOWED["blanks"] = {"errors", "sampling", "tokens"}
+ALLOWED["auto"] = {"errors", "models", "config", "training"}
 ALLOWED["api"] = ALLOWED["images"] = set(ALLOWED) - {"__init__"}
 ALLOWED["report"] = set(ALLOWED)
 ALLOWED["__init__"] = {"errors", "structs", "api"}

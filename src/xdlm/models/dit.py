@@ -158,8 +158,8 @@ class DiT(Denoiser):
     ) -> Tensor:
         cond = F.silu(self._condition(t, label))
         stop = start + z.shape[1]
-        if stop > len(self._table[0]):
-            self._fill_table(2 * stop)
+        if stop > len(self._table[0]) or self._table[0].device != self.out.weight.device:
+            self._fill_table(max(2 * stop, len(self._table[0])))
         angles = (self._table[0][start:stop], self._table[1][start:stop])
         modulation = self.modulation(cond).split(self.config.width, dim=-1)
         h, branch = self.embed(z), None

@@ -117,8 +117,8 @@ class Llada(Denoiser):
         return self.parts.ln_f(h)
 
     def _angles(self, start: int, stop: int) -> Angles:
-        if stop > len(self._table[0]):
-            self._fill_table(2 * stop)
+        if stop > len(self._table[0]) or self._table[0].device != self.head_weight.device:
+            self._fill_table(max(2 * stop, len(self._table[0])))
         return self._table[0][start:stop], self._table[1][start:stop]
 
     def flops_per_token(self, length: int, head_share: float = 1.0) -> float:

@@ -42,6 +42,7 @@ class PretrainedConfig(BackboneConfig):
     def __post_init__(self) -> None:
         given = self.architecture
         tree = _read_json(Path(self.path) / "config.json") if given is None else json.loads(given)
+        tree.pop("xdlm", None)  # what we say of our own models is no part of the architecture
         if not isinstance(tree.get("vocab_size"), int) or "model_type" not in tree:
             raise UserError(f"{self.path or 'model.architecture'}: no text model of transformers")
         mask_id = _mask_of(Path(self.path)) if given is None and self.mask_id is None else None

@@ -1,14 +1,15 @@
 """Models as others publish them: a folder with config.json, safetensors and tokenizer.json.
 
-LLaDA's is read by our own module, tensor by tensor, sharded or not; that of any other by transformers. No
-code that lies in a folder is run.
+LLaDA's is read by our own module, tensor by tensor, sharded or not, and so are backbones of our own; any
+other's by transformers. No code that lies in a folder is run. Folders that we write also say under which
+noise a model was trained (`note`), and are read back as such; others are models of masked noise.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +21,10 @@ from xdlm.errors import UserError
 from xdlm.files import atomic_folder
 from xdlm.models import Denoiser, LladaConfig, ModelConfig, PretrainedConfig
 from xdlm.models.pretrained import Pretrained
+from xdlm.structs import Vocab
 from xdlm.tokens import TextTokenizer, Tokenizer
 from xdlm.training.checkpoint import MODEL
+from xdlm.training.note import ENTRY, Note, read_note
 from xdlm.training.tensors import check_fit, fill, layout_of_file, read_file, save_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -52,8 +55,8 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class PublishedLlada:
-    """A LLaDA folder, as a model of masked noise."""
+class Published:
+    """The folder of a LLaDA, or of a backbone of our own."""
 
     folder: Path
     config: RunConfig
@@ -82,12 +85,13 @@ class PublishedLlada:
 
 @dataclass(frozen=True)
 class PublishedOther:
-    """The folder of a transformers model, to start from: it was not trained under our noise."""
+    """The folder of a transformers model; to start from, unless it says that it was trained under noise."""
 
     folder: Path
     config: RunConfig
     step: int = 0
     weights: str = "published"
+    is_denoiser: bool = False
 
     def tokenizer(self) -> TextTokenizer:
         return TextTokenizer.load(self.folder)
@@ -106,13 +110,20 @@ def is_published(folder: Path) -> bool:
 
 
 def open_published(folder: Path) -> Source:
-    """As a model of masked noise."""
+    """As the model that the folder says it is, or else as one of masked noise."""
     tree = _read_json(folder / CONFIG)
+    note = read_note(tree, folder)
     if tree.get("model_type") == LladaConfig.kind:
         shape = llada_config(tree, folder / CONFIG)
-        return PublishedLlada(folder, _as_masked(shape, folder, shape.context))
-    longest = next((tree[name] for name in _LENGTHS if isinstance(tree.get(name), int)), 1024)
-    return PublishedOther(folder, _as_masked(PretrainedConfig(str(folder)), folder, longest))
+        if note is None:
+            return Published(folder, _as_masked(shape, folder, shape.context))
+        return Published(folder, replace(note.config, model=shape), note.step, note.weights)
+    if note is None:
+        longest = next((tree[name] for name in _LENGTHS if isinstance(tree.get(name), int)), 1024)
+        return PublishedOther(folder, _as_masked(PretrainedConfig(str(folder)), folder, longest))
+    if tree.get("model_type") == ENTRY:
+        return Published(folder, note.config, note.step, note.weights)
+    return PublishedOther(folder, note.config, note.step, note.weights, is_denoiser=True)
 
 
 def _as_masked(model: ModelConfig, folder: Path, longest: int) -> RunConfig:
@@ -165,20 +176,32 @@ def llada_tree(config: LladaConfig, eos_id: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def own_tree(config: RunConfig, vocab: Vocab) -> dict[str, Any]:
+    """A config.json for a backbone of our own, which `xdlm.auto` makes known to transformers."""
+    return {
+        "architectures": ["XdlmForMaskedLM"], "model_type": ENTRY, "vocab_size": vocab.size,
+        "mask_token_id": vocab.mask_id, "max_position_embeddings": config.data.length,
+    }  # fmt: skip
+
+
 def write_published(
-    folder: Path, denoiser: Denoiser, tokenizer: TextTokenizer, card: str, *,
+    folder: Path, denoiser: Denoiser, tokenizer: TextTokenizer, note: Note, card: str, *,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:  # fmt: skip
     """A folder that others can load: LLaDA's under its published names, others' as transformers has it."""
-    config = getattr(denoiser, "config", None)
+    shape = note.config.model
     with atomic_folder(folder) as scratch:
         if isinstance(denoiser, Pretrained):
             denoiser.write(scratch)
-        elif isinstance(config, LladaConfig):
-            _write_json(scratch / CONFIG, llada_tree(config, tokenizer.eos_id))
-            _write_weights(scratch, dict(denoiser.named_parameters()), shard_bytes)
+            tree = _read_json(scratch / CONFIG)
         else:
-            raise UserError("transformers has no such model: write it with --format xdlm")
+            _write_weights(scratch, dict(denoiser.named_parameters()), shard_bytes)
+            tree = (
+                llada_tree(shape, tokenizer.eos_id)
+                if isinstance(shape, LladaConfig)
+                else own_tree(note.config, note.config.vocab(tokenizer.size))
+            )
+        _write_json(scratch / CONFIG, {**tree, ENTRY: note.tree()})
         (scratch / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         (scratch / "README.md").write_text(card, encoding="utf-8")
 
