@@ -59,7 +59,7 @@ def _register() -> tuple[Any, Any, Any]:
         denoiser: Denoiser
         config_class: Any = XdlmHubConfig
         base_model_prefix = ""
-        _no_split_modules: Any = ["Block"]
+        _no_split_modules = ["Block"]  # noqa: RUF012 (as the base class has it)
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)

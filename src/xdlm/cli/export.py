@@ -12,20 +12,24 @@ from xdlm.api import load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.errors import UserError
+from xdlm.hub import check_push, push_folder
 from xdlm.models import LladaConfig
 
 _DESCRIPTION = """Write a folder with a model's weights, configuration and tokenizer, without the
 optimiser's state. FORMAT says for whom:
 
   xdlm   what `xdlm sample --model` and `xdlm.load` read
-  llada  a LLaDA under its published names: config.json, safetensors, tokenizer.json
-  hub    that, or for a model of transformers what its `from_pretrained` reads
+  llada  a LLaDA under its published names: config.json, safetensors, tokenizer.json, a model card
+  hub    that for any model: what `from_pretrained` of transformers reads, with `import xdlm.auto` for LLaDA
+         and backbones of our own. The noise stands in config.json, and `--model` reads the folder too
 
-Adapters (lora) are merged into the weights.
+Adapters (lora) are merged into the weights. --push puts the folder on the hub, with the token in HF_TOKEN
+or of `hf auth login`.
 
 examples:
   xdlm export --model runs/mine --out my-model --dtype bfloat16
   xdlm export --model runs/cpt-xdlm --format llada --dtype bfloat16 --out LLaDA-8B-XDLM
+  xdlm export --model runs/mine --format hub --out my-model --push me/my-model --private
 """
 
 
@@ -41,10 +45,18 @@ class Options:
     """Precision of the weights on disk."""
     weights: Literal["ema", "raw"] = "ema"
     """Averaged weights, or those that training left."""
+    push: str | None = None
+    """Put the folder into this model repository of the hub too (owner/name), made if it is not there."""
+    private: bool = False
+    """push: make a repository that others cannot see."""
 
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm export", description=_DESCRIPTION)
+    if options.push is not None:
+        check_push(options.push)
+    elif options.private:
+        raise UserError("--private has no meaning without --push; remove it")
     model = load(options.model, device="cpu", weights=options.weights)
     dtype = getattr(torch, options.dtype)
     if options.format == "xdlm":
@@ -58,3 +70,6 @@ def run(arguments: list[str]) -> None:
         f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB",
         markup=False,
     )
+    if options.push is not None:
+        url = push_folder(Path(options.out), options.push, private=options.private)
+        console().print(f"pushed to {url}", markup=False, highlight=False)
