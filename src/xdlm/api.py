@@ -256,7 +256,7 @@ class Model:
             for name, p in whole.denoiser.named_parameters()
         }
         content = Content(
-            whole.config, self.tokenizer.to_json(), self.step, {MODEL: weights}, self.weights
+            whole.config, self.tokenizer.files(), self.step, {MODEL: weights}, self.weights
         )
         save_checkpoint(Path(folder), content)
 

@@ -137,7 +137,8 @@ class DataConfig:
     """Use only so many documents of the training text."""
     pairs: bool = False
     """The training text is records with a prompt and a response, one pair to a row: prompts are never
-    noised, and the loss is of responses alone."""
+    noised, and the loss is of responses alone. Or with messages (role and content), which the tokenizer's
+    chat template makes pairs of: one for every answer of the assistant."""
     flips: bool = False
     """images: train on every image's mirror image too."""
 

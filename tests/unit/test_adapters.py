@@ -58,7 +58,7 @@ def config_of(tmp_path: Path, model: ModelConfig, **lora) -> RunConfig:
         for parameter in base.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     tensors = {MODEL: dict(base.named_parameters())}
-    save_checkpoint(start, Content(plain, TOKENIZER.to_json(), 0, tensors))
+    save_checkpoint(start, Content(plain, TOKENIZER.files(), 0, tensors))
     return replace(plain, lora=LoraConfig(**{"rank": 2, **lora}))
 
 

@@ -14,6 +14,7 @@ from test_cli import complaint
 from xdlm import UserError, load
 from xdlm.cli.chat import Conversation, Options, _shown
 from xdlm.cli.main import main
+from xdlm.tokens import TextTokenizer
 from xdlm.tokens.chat import ends_of_turn, find_template
 
 TEMPLATE = (
@@ -77,7 +78,7 @@ def templated(folder: Path) -> Path:
 
 
 def test_messages_go_through_the_template(tmp_path: Path) -> None:
-    template = find_template(templated(tmp_path))
+    template = find_template(TextTokenizer.load(templated(tmp_path)))
     model = load("pocket", device="cpu")
     talk = Conversation(model, template, Options(new_tokens=8, steps=2, context=60, system="Be."))
     answer = talk.answer("Hello", ignore)
@@ -99,11 +100,13 @@ def test_messages_go_through_the_template(tmp_path: Path) -> None:
 
 
 def test_templates_that_are_none(tmp_path: Path) -> None:
-    assert find_template(tmp_path) is None
-    (tmp_path / "tokenizer_config.json").write_text("{not json")
-    with pytest.raises(UserError, match="not a tokenizer's configuration"):
-        find_template(tmp_path)
-    assert ends_of_turn(load("pocket", device="cpu").tokenizer) == ()
+    tokenizer = load("pocket", device="cpu").tokenizer
+    assert find_template(tokenizer) is None and ends_of_turn(tokenizer) == ()
+    (templated(tmp_path) / "tokenizer_config.json").write_text('{"chat_template": ')
+    with pytest.raises(UserError, match="chat template cannot be read"):
+        find_template(TextTokenizer.load(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert find_template(TextTokenizer.load(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def save(folder: Path, val: str | None) -> None:
         torch.manual_seed(seed)
         denoiser = build_denoiser(config.model, pocket.process.vocab.size)
         tensors[name] = {k: 0.2 * torch.randn_like(p) for k, p in denoiser.named_parameters()}
-    content = Content(config, pocket.tokenizer.to_json(), 3, tensors)
+    content = Content(config, pocket.tokenizer.files(), 3, tensors)
     save_checkpoint(folder / "step-00000003", content)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -21,7 +20,6 @@ from xdlm.errors import UserError
 from xdlm.report import frame_text
 from xdlm.sampling import How, Trajectory, configure
 from xdlm.tokens.chat import ChatTemplate, Message, ends_of_turn, find_template
-from xdlm.training.trained import bundled
 
 _DESCRIPTION = """Write with a model in turns; each answer is shown as it comes about.
 
@@ -88,7 +86,7 @@ def run(arguments: list[str]) -> None:
         options.model, device=options.device, weights=options.weights, precision=options.precision
     )
     model = model if options.k is None else model.mixed(options.k)
-    template = find_template(bundled(options.model) or Path(options.model))
+    template = find_template(model.tokenizer)
     talk = Conversation(model, template, options)
     screen = Console(highlight=False)
     console().print(

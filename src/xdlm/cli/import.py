@@ -131,7 +131,7 @@ def _content_of_dit(options: Options) -> Content:
     check_fit(tensors, shapes, Path(options.path), "a DiT of its shape")
     dtype = getattr(torch, options.dtype)
     cast = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    return Content(config, tokenizer.to_json(), foreign.step, {MODEL: cast}, foreign.weights)
+    return Content(config, tokenizer.files(), foreign.step, {MODEL: cast}, foreign.weights)
 
 
 def _process_of(options: Options, tokenizer: TextTokenizer) -> ProcessConfig:
@@ -174,4 +174,4 @@ def _content_of_folder(options: Options) -> Content:
         source = replace(source, config=replace(source.config, model=shifted))
     denoiser, _, tokenizer, weights = read_trained(source, dtype=getattr(torch, options.dtype))
     tensors = {MODEL: dict(denoiser.named_parameters())}
-    return Content(source.config, tokenizer.to_json(), 0, tensors, weights)
+    return Content(source.config, tokenizer.files(), 0, tensors, weights)

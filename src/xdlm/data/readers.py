@@ -8,6 +8,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -38,47 +39,62 @@ class Reader:
 
     def documents(self, path: Path) -> Iterator[str]:
         """The documents of a file in order, empty ones included."""
-        kind, packed = split_name(path)
-        try:
-            if kind == ".parquet":
-                yield from self._of_records(path, _parquet(path, self.fields))
-                return
-            newline = "" if kind == ".csv" else None
-            with _OPENERS[packed](path, "rt", encoding="utf-8-sig", newline=newline) as stream:
-                if kind == ".jsonl":
-                    yield from self._of_records(path, _json_lines(path, stream))
-                elif kind == ".json":
-                    yield from self._of_records(path, enumerate(_json(path, stream), start=1))
-                elif kind == ".csv":
-                    csv.field_size_limit(1 << 30)
-                    rows = csv.DictReader(stream, self.columns or None)
-                    yield from self._of_records(path, enumerate(rows, start=1))
-                elif self.unit == "file":
-                    yield stream.read()
-                else:
-                    yield from map(_LINES[self.unit], stream)
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path} is not UTF-8 (byte {error.start}: {error.reason}); convert it first"
-            ) from error
-        except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise UserError(f"{path} is damaged or not {packed}: {error}") from error
-        except csv.Error as error:
-            raise UserError(f"{path} is not CSV: {error}") from error
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        if split_name(path)[0] in STRUCTURED:
+            for number, record in self.records(path):
+                yield string_in(record, self.fields, f"{path}, record {number}")
+            return
+        with _opened(path) as stream:
+            if self.unit == "file":
+                yield stream.read()
+            else:
+                yield from map(_LINES[self.unit], stream)
 
-    def _of_records(self, path: Path, records: Iterator[tuple[int, Any]]) -> Iterator[str]:
-        for number, record in records:
-            text = text_of(record, self.fields)
-            if text is None:
-                expected = " or ".join(f"'{name}'" for name in self.fields)
-                raise UserError(f"{path}, record {number}: expected a string field {expected}")
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise UserError(
-                    f"{path}, record {number}: the text holds half a character (a surrogate)"
-                )
-            yield text
+    def records(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """Those of a structured file, numbered; where a format allows it, with the fields of interest
+        alone."""
+        kind = split_name(path)[0]
+        if kind == ".parquet":
+            yield from _parquet(path, self.fields)
+            return
+        with _opened(path) as stream:
+            if kind == ".jsonl":
+                yield from _json_lines(path, stream)
+            elif kind == ".json":
+                yield from enumerate(_json(path, stream), start=1)
+            else:
+                csv.field_size_limit(1 << 30)
+                yield from enumerate(csv.DictReader(stream, self.columns or None), start=1)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """A file of text, with one line for whatever is wrong with it."""
+    kind, packed = split_name(path)
+    newline = "" if kind == ".csv" else None
+    try:
+        with _OPENERS[packed](path, "rt", encoding="utf-8-sig", newline=newline) as stream:
+            yield stream
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 (byte {error.start}: {error.reason}); convert it first"
+        ) from error
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(f"{path} is damaged or not {packed}: {error}") from error
+    except csv.Error as error:
+        raise UserError(f"{path} is not CSV: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def string_in(record: Any, fields: tuple[str, ...], where: str) -> str:
+    """The text of a record under the first of the names that is there."""
+    text = text_of(record, fields)
+    if text is None:
+        expected = " or ".join(f"'{name}'" for name in fields)
+        raise UserError(f"{where}: expected a string field {expected}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where}: the text holds half a character (a surrogate)")
+    return text
 
 
 def text_of(record: Any, fields: tuple[str, ...]) -> str | None:
@@ -141,3 +157,5 @@ def _parquet(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged or not parquet: {reason}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypedDict
 
 from xdlm.errors import UserError
-from xdlm.tokens.text import TextTokenizer
+from xdlm.tokens.text import FILE_NAME, TextTokenizer
 
 #: Tokens that end a turn, beside the one that ends a text: Llama 3 and LLaDA, ChatML, Gemma.
 _ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
-_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+ASSISTANT = "assistant"
 
 
 class Message(TypedDict):
@@ -21,17 +22,25 @@ class Message(TypedDict):
     content: str
 
 
+class Turn(NamedTuple):
+    """An answer and all that comes before it, as text."""
+
+    prompt: str
+    answer: str
+
+
 class ChatTemplate:
     """Turns messages into the text that a model answers."""
 
     def __init__(self, renderer: Any) -> None:
         self._renderer = renderer
 
-    def render(self, messages: list[Message]) -> str:
-        """The conversation so far, up to where the assistant's next message begins."""
+    def render(self, messages: Sequence[Message], *, answered: bool = False) -> str:
+        """The conversation so far, up to where the assistant's next message begins; or all of it, if its
+        last message is an answer."""
         try:
             return self._renderer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                list(messages), tokenize=False, add_generation_prompt=not answered
             )
         except Exception as error:  # a template is a program, and raises what it likes
             reason = " ".join(str(error).split())[:200]
@@ -39,10 +48,26 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {reason}"
             ) from error
 
+    def turns(self, messages: Sequence[Message]) -> list[Turn]:
+        """Every answer of the assistant, with the conversation up to it."""
+        found = []
+        for i, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            prompt = self.render(messages[:i])
+            whole = self.render(messages[: i + 1], answered=True)
+            if not whole.startswith(prompt):
+                raise UserError(
+                    "the model's chat template does not put an answer behind what it begins answers with: "
+                    "give prompt and response as text instead"
+                )
+            found.append(Turn(prompt, whole[len(prompt) :]))
+        return found
 
-def find_template(folder: Path) -> ChatTemplate | None:
-    """The template beside a model's weights; None if there is none."""
-    if not (folder / _TEMPLATE).is_file() and "chat_template" not in _config(folder):
+
+def find_template(tokenizer: TextTokenizer) -> ChatTemplate | None:
+    """The template that came with a tokenizer; None if there was none."""
+    if not tokenizer.chat_files:
         return None
     try:
         from transformers import AutoTokenizer
@@ -51,12 +76,15 @@ def find_template(folder: Path) -> ChatTemplate | None:
             "the model's chat template needs transformers: install xdlm[text]"
         ) from error
     try:
-        renderer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        with TemporaryDirectory() as folder:  # the library reads folders
+            for name, text in {FILE_NAME: tokenizer.to_json(), **tokenizer.chat_files}.items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            renderer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # the library raises whatever its readers do
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"the tokenizer of {folder} cannot be read: {reason}") from error
+        raise UserError(f"the model's chat template cannot be read: {reason}") from error
     return ChatTemplate(renderer)
 
 
@@ -64,14 +92,3 @@ def ends_of_turn(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """Ids of the tokens that end a turn, as far as a tokenizer knows them."""
     found = (tokenizer.id_of(token) for token in _ENDS_OF_TURN)
     return tuple(token_id for token_id in found if token_id is not None)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / _CONFIG
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not a tokenizer's configuration: {error}") from error
-    return config if isinstance(config, dict) else {}

@@ -69,6 +69,10 @@ class Pixels:
     def shape(self) -> tuple[int, int, int]:
         return self.side, self.side, CHANNELS
 
+    def files(self) -> dict[str, str]:
+        """All that a folder needs to hold this tokenizer, by name."""
+        return {"tokenizer.json": self.to_json()}
+
     @property
     def digest(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 #: The file that holds a tokenizer, in a folder of its own or beside a model's weights.
 FILE_NAME = "tokenizer.json"
+#: The files that may say how a model reads conversations: the template, and settings that it may be among.
+CHAT_TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 #: What tokenizers call a mask.
 _MASKS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 MAX_VOCAB = 10_000_000
@@ -31,10 +33,11 @@ _ENDS = (
 
 class TextTokenizer:
     """A tokenizer with tokens that begin and end a document. The mask is not its concern: noise adds
-    that state."""
+    that state. `chat_files` are those beside it that say how conversations are read, by name."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat_files: Mapping[str, str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self.chat_files: Mapping[str, str] = chat_files or {}
         for bos, eos in _ENDS:
             bos_id, eos_id = tokenizer.token_to_id(bos), tokenizer.token_to_id(eos)
             if bos_id is not None and eos_id is not None:
@@ -46,7 +49,8 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
-        """Read `tokenizer.json`, given as a file or as the folder that holds it."""
+        """Read `tokenizer.json`, given as a file or as the folder that holds it, and a chat template that
+        lies beside it."""
         from tokenizers import Tokenizer
 
         path = Path(path)
@@ -57,7 +61,7 @@ class TextTokenizer:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise UserError(f"{file} is not a tokenizer file: {error}") from error
-        return cls(tokenizer)
+        return cls(tokenizer, _chat_files(file.parent))
 
     @classmethod
     def from_json(cls, text: str) -> TextTokenizer:
@@ -106,8 +110,16 @@ class TextTokenizer:
         """The id of a token by its name; None if there is none."""
         return self._tokenizer.token_to_id(token)
 
+    def names_of(self, ids: Iterable[int]) -> list[str]:
+        """Tokens by their ids, as the tokenizer's file has them."""
+        return [str(self._tokenizer.id_to_token(i)) for i in ids]
+
     def to_json(self) -> str:
         return self._tokenizer.to_str()
+
+    def files(self) -> dict[str, str]:
+        """All that a folder needs to hold this tokenizer, by name."""
+        return {FILE_NAME: self.to_json(), **self.chat_files}
 
     @property
     def digest(self) -> str:
@@ -132,3 +144,16 @@ class TextTokenizer:
         A token that is part of a character shows as the replacement character.
         """
         return [self.decode([i]) for i in ids]
+
+
+def _chat_files(folder: Path) -> dict[str, str]:
+    """The files of a chat template; none where there is none."""
+    found = {}
+    for name in (CHAT_TEMPLATE, SETTINGS):
+        if (folder / name).is_file():
+            try:
+                found[name] = (folder / name).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"cannot read {folder / name}: {error}") from error
+    has_template = CHAT_TEMPLATE in found or '"chat_template"' in found.get(SETTINGS, "")
+    return found if has_template else {}

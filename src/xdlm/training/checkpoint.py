@@ -2,7 +2,7 @@
 
 checkpoint.json        format, step, library version, and the size and hash of every other file
 config.yaml            the resolved configuration
-tokenizer.json         the tokenizer
+tokenizer.json         the tokenizer; and where it has a chat template, the files that hold that
 model.safetensors      the weights to use: averaged (EMA) unless checkpoint.json says otherwise
 raw.safetensors        the weights as trained            } only where training
 optimizer.safetensors  AdamW's moments                   } can go on from
@@ -98,10 +98,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Content:
-    """What a checkpoint holds: `tensors` maps file names (MODEL, RAW, OPTIMIZER) to their content."""
+    """What a checkpoint holds: `tensors` maps file names (MODEL, RAW, OPTIMIZER) to their content, and so
+    does `tokenizer_files` those of the tokenizer."""
 
     config: RunConfig
-    tokenizer_json: str
+    tokenizer_files: Mapping[str, str]
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     weights: str = "ema"
@@ -121,9 +122,9 @@ def seal(scratch: Path, content: Content, described: Mapping[str, Any]) -> None:
     """Write all but the tensors, whose files are `described` already."""
     from xdlm import __version__
 
-    (scratch / CONFIG).write_text(dump_config(content.config), encoding="utf-8")
-    (scratch / TOKENIZER).write_text(content.tokenizer_json, encoding="utf-8")
-    texts = describe_files(scratch, [scratch / CONFIG, scratch / TOKENIZER])
+    texts = {CONFIG: dump_config(content.config), **content.tokenizer_files}
+    for name, text in texts.items():
+        (scratch / name).write_text(text, encoding="utf-8")
     meta = {
         "format": FORMAT,
         "step": content.step,
@@ -131,7 +132,7 @@ def seal(scratch: Path, content: Content, described: Mapping[str, Any]) -> None:
         "xdlm": __version__,
         "torch": torch.__version__,
         **content.extra,
-        "files": {**texts, **described},
+        "files": {**describe_files(scratch, [scratch / name for name in texts]), **described},
     }
     (scratch / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 

@@ -23,6 +23,7 @@ from xdlm.models import Denoiser, LladaConfig, ModelConfig, PretrainedConfig
 from xdlm.models.pretrained import Pretrained
 from xdlm.structs import Vocab
 from xdlm.tokens import TextTokenizer, Tokenizer
+from xdlm.tokens.text import SETTINGS
 from xdlm.training.checkpoint import MODEL
 from xdlm.training.note import ENTRY, Note, read_note
 from xdlm.training.tensors import check_fit, fill, layout_of_file, read_file, save_tensors
@@ -202,8 +203,15 @@ def write_published(
                 else own_tree(note.config, note.config.vocab(tokenizer.size))
             )
         _write_json(scratch / CONFIG, {**tree, ENTRY: note.tree()})
-        (scratch / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-        (scratch / "README.md").write_text(card, encoding="utf-8")
+        for name, text in {**_settings(tokenizer), **tokenizer.files(), "README.md": card}.items():
+            (scratch / name).write_text(text, encoding="utf-8")
+
+
+def _settings(tokenizer: TextTokenizer) -> dict[str, str]:
+    """What transformers asks of a tokenizer beside the tokens themselves; one's own come first."""
+    begin, end = tokenizer.names_of([tokenizer.bos_id, tokenizer.eos_id])
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": begin, "eos_token": end}
+    return {SETTINGS: json.dumps(own, indent=2) + "\n"}
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:

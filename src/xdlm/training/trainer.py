@@ -301,7 +301,7 @@ class Trainer:
         self._saver.save(
             Content(
                 config=self.config,
-                tokenizer_json=self.tokenizer.to_json(),
+                tokenizer_files=self.tokenizer.files(),
                 step=self.step,
                 tensors={
                     MODEL: self.ema.average,
