@@ -62,6 +62,8 @@ class Denoiser(nn.Module, ABC):
     n_classes: int = 0
     #: Whether `trunk` takes `padding` [B, L], true where there is no token and nobody must look.
     takes_padding: bool = False
+    #: How many positions before one its state is taken from: 1 where a state is of the next token.
+    lag: int = 0
 
     @abstractmethod
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
@@ -72,7 +74,8 @@ class Denoiser(nn.Module, ABC):
 
     def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
         """Hidden states [B, l, D] of a stretch `z` [B, l] of longer rows, from position `start` on, with
-        every layer's keys and values passed through `exchange`."""
+        every layer's keys and values passed through `exchange`. The first `lag` of them are not to be used,
+        unless the stretch begins the rows."""
         raise UserError("this backbone cannot be run on a part of a row: leave refresh out")
 
     @property

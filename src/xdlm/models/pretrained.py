@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from xdlm.errors import UserError
-from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
+from xdlm.models.contract import BackboneConfig, Denoiser, Exchange, refuse_labels
+from xdlm.models.exchanging import exchanging, first_place, rehearse, use_exchanges
 from xdlm.structs import Vocab
 
 #: What tokenizers call a mask.
@@ -80,8 +81,9 @@ class Pretrained(Denoiser):
         assert vocab_size == config.own_vocab().size
         if causal:
             raise UserError("a pretrained model is trained under noise here, not autoregressively")
-        self.config = config
+        self.config, self.lag = config, int(config.shift)
         self.lm = _fresh(config) if lm is None else lm
+        self._first, self._exchanges = first_place(self.lm), False
         self._add_mask(vocab_size)
         _look_both_ways(self.lm)
         _leave_out_the_head(self.lm)
@@ -127,7 +129,23 @@ class Pretrained(Denoiser):
     ) -> Tensor:
         refuse_labels(label)
         seen = None if padding is None else (~padding).long()
-        hidden = self.lm(input_ids=z, attention_mask=seen).logits
+        # Models that number tokens rather than places would miscount where noise is a padding token.
+        places = {"position_ids": self._places(z, 0)} if self._first else {}
+        return self._shifted(self.lm(input_ids=z, attention_mask=seen, **places).logits)
+
+    def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
+        if not self._exchanges:
+            self._exchanges = True
+            use_exchanges(self.lm)
+            rehearse(self, self.lm)
+        with exchanging(exchange):
+            return self._shifted(self.lm(input_ids=z, position_ids=self._places(z, start)).logits)
+
+    def _places(self, z: Tensor, start: int) -> Tensor:
+        start += self._first
+        return torch.arange(start, start + z.shape[1], device=z.device).expand_as(z)
+
+    def _shifted(self, hidden: Tensor) -> Tensor:
         return torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1) if self.config.shift else hidden
 
 

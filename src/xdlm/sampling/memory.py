@@ -32,8 +32,10 @@ class Memory:
             found = self.denoiser.trunk_at(z, t, 0, self._remember)[:, span]
         else:
             self._keep(rows)
-            self._span = span
-            found = self.denoiser.trunk_at(z[:, span], t, span.start, self._recall)
+            start = max(span.start - self.denoiser.lag, 0)
+            self._span = slice(start, span.stop)
+            found = self.denoiser.trunk_at(z[:, self._span], t, start, self._recall)
+            found = found[:, span.start - start :]
         self._rows = rows
         self._age += 1
         return found
