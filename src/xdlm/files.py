@@ -19,8 +19,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     Nothing that is already there is ever replaced.
     """
     target = target.absolute()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{target} already exists; choose another folder or remove it")
+    check_free(target)
     scratch = scratch_of(target)
     with explained(target):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -34,6 +33,13 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
+
+
+def check_free(target: Path) -> None:
+    """That a new folder may come to be there."""
+    target = target.absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"{target} already exists; choose another folder or remove it")
 
 
 def scratch_of(target: Path) -> Path:

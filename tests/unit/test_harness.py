@@ -282,18 +282,22 @@ def test_examples_are_never_asked(local: Path) -> None:
     assert [row["subtask"][0] for row in benchmarks.bbh()[1]] == list("ababab")
 
 
-def test_command(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The bundled model, for real: records, samples and a table."""
+def test_command(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled model, for real: records, samples and a table; and nothing else is said, by nobody."""
+    monkeypatch.chdir(tmp_path)
     records, samples = tmp_path / "results.jsonl", tmp_path / "samples"
     main(["eval", "llm", "--tasks", "gsm8k", "mbpp", "--steps", "2", "--length", "8", "--limit",
           "1", "--run-code", "--records", str(records), "--samples", str(samples)])  # fmt: skip
-    captured = capsys.readouterr()
-    assert "pass@1" in captured.out and "rlimits" in captured.out and "it/s" not in captured.err
+    captured = capfd.readouterr()
+    assert "pass@1" in captured.out and "rlimits" in captured.out
+    assert "it/s" not in captured.err and "fatal" not in captured.err
     found = read_records(records)
     assert [(r.data, r.steps, r.nfe) for r in found] == [("gsm8k", 2, 3.0), ("mbpp", 2, 3.0)]
     assert all(r.length == 8 and r.sampler == "ancestral" for r in found)
     main(["report", "--records", str(records), "--out", str(tmp_path / "report")])
-    report = capsys.readouterr().out
+    report = capfd.readouterr().out
     assert "| mbpp failed / wrong / passed |" in report and "| 1 / 0 / 0 |" in report
     (line,) = (samples / "mbpp-steps-00002.jsonl").read_text().splitlines()
     said = json.loads(line)

@@ -12,6 +12,7 @@ from xdlm.api import load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.errors import UserError
+from xdlm.files import check_free
 from xdlm.hub import check_push, push_folder
 from xdlm.models import LladaConfig
 
@@ -53,6 +54,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm export", description=_DESCRIPTION)
+    check_free(Path(options.out))
     if options.push is not None:
         check_push(options.push)
     elif options.private:

@@ -13,6 +13,7 @@ from xdlm.cli.options import named, parse, positional
 from xdlm.cli.progress import console
 from xdlm.config import DataConfig, ProcessConfig, RunConfig
 from xdlm.errors import UserError
+from xdlm.files import check_free
 from xdlm.models import DiTConfig, LladaConfig, PretrainedConfig, build_denoiser
 from xdlm.tokens import TextTokenizer
 from xdlm.tokens.vq import read_llamagen
@@ -82,6 +83,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm import", description=_DESCRIPTION)
+    check_free(Path(options.out))
     if options.from_ == "llamagen":
         _import_codec(options)
         return
@@ -166,12 +168,12 @@ def _content_of_folder(options: Options) -> Content:
     is_llada = source.config.model.kind == LladaConfig.kind
     if is_llada != (options.from_ == "llada"):
         raise UserError(f"{folder} is {'' if is_llada else 'not '}a folder of LLaDA")
-    if options.shift and is_llada:
-        raise UserError("--shift has no meaning for --from llada; remove it")
-    if isinstance(source, PublishedOther):
+    if isinstance(source, PublishedOther) and not source.is_denoiser:
         assert isinstance(source.config.model, PretrainedConfig)
         shifted = replace(source.config.model, shift=options.shift)
         source = replace(source, config=replace(source.config, model=shifted))
+    elif options.shift:
+        raise UserError(f"--shift has no meaning here: {folder} says what it is; remove it")
     denoiser, _, tokenizer, weights = read_trained(source, dtype=getattr(torch, options.dtype))
     tensors = {MODEL: dict(denoiser.named_parameters())}
     return Content(source.config, tokenizer.files(), 0, tensors, weights)

@@ -254,6 +254,10 @@ def _files_of(folder: Path) -> list[Path]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{file.parent} is not as hubs hold models: it has no {file.name}"
+        ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
     if not isinstance(tree, dict):

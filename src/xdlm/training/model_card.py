@@ -48,5 +48,5 @@ def model_card(note: Note, tokenizer: TextTokenizer) -> str:
     if isinstance(model, PretrainedConfig):
         shift = ", and its state at a position is of the token after it" if model.shift else ""
         return f"{_HEADER}\n{about}{_OURS}{_WRAPPED.format(shift=shift)}"
-    what = "LLaDA" if isinstance(model, LladaConfig) else "xdlm"
-    return f"{_HEADER}\n{about}{_OURS}{_AUTO}\nThe layout of the folder is that of {what}.\n"
+    layout = "\nNames and layout are LLaDA's own.\n" if isinstance(model, LladaConfig) else ""
+    return f"{_HEADER}\n{about}{_OURS}{_AUTO}{layout}"

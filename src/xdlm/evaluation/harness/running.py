@@ -27,6 +27,8 @@ from xdlm.evaluation.subject import OnProgress, Progress
 TASKS = Path(__file__).with_name("tasks")
 #: Tasks whose answers are programs, which have to be run.
 CODE = ("humaneval", "mbpp")
+#: lm-eval's own; all of our tasks have fixed examples.
+_FEW_SHOT_SEED = 1234
 ENDS = ("passed", "wrong", "failed", "out_of_limits")
 
 
@@ -101,10 +103,13 @@ def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, An
 
         model = model_class(replace(responder, progress=progress, n_cut=0))
         manager = TaskManager(include_path=str(TASKS), include_defaults=False)
-        wanted = manager.load(task)["tasks"][task]
+        loaded = manager.load(task)
+        wanted = loaded["tasks"][task]
         wanted.config.repeats = asking.programs if task in CODE else 1
-        found = lm_eval.simple_evaluate(
-            model, tasks=[wanted], limit=asking.limit, bootstrap_iters=0, task_manager=manager,
+        wanted.set_fewshot_seed(_FEW_SHOT_SEED)
+        # Not `simple_evaluate`: it also asks other programs about this machine, and they speak up.
+        found = lm_eval.evaluate(
+            model, loaded, limit=asking.limit, bootstrap_iters=0,
             confirm_run_unsafe_code=asking.run_code,
         )  # fmt: skip
     return found, model
