@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_cli import complaint
 from tokenizers import Tokenizer, models
 
 from xdlm import UserError, Vocab, load
@@ -109,7 +110,8 @@ def test_nothing_that_a_file_holds_is_run(tmp_path: Path, monkeypatch) -> None:
         (["--from", "xdlm"], "needs --process.k"),
         (["--from", "gidd"], "needs --process.p-uniform"),
         (["--from", "udlm"], "37 states, the tokenizer and the noise make 36"),
-        (["--from", "llada"], "no folder at"),
+        (["--from", "mdlm", "--shift"], "--shift has no meaning for --from mdlm"),
+        (["--from", "llada"], "--tokenizer has no meaning for --from llada"),
     ],
 )
 def test_bad_imports_say_why(tmp_path: Path, capsys, flags: list[str], says: str) -> None:
@@ -119,6 +121,12 @@ def test_bad_imports_say_why(tmp_path: Path, capsys, flags: list[str], says: str
               "--out", str(tmp_path / "out")])  # fmt: skip
     assert stop.value.code == 2 and says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_import_needs_a_folder_where_one_is_meant(tmp_path: Path, capsys) -> None:
+    command = ("import", str(PARITY / "mdlm.safetensors"), "--out", str(tmp_path / "out"), "--from")
+    assert "no folder at" in complaint(capsys, *command, "llada")
+    assert "--heads has no meaning" in complaint(capsys, *command, "transformers", "--heads", "2")
 
 
 def test_surplus_and_missing_weights_are_named(tmp_path: Path) -> None:

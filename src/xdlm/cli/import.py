@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,7 +67,7 @@ class Options:
     out: str
     """Folder to write."""
     tokenizer: str | None = None
-    """The model's tokenizer (default: tokenizer.json beside the weights)."""
+    """mdlm, udlm, gidd, xdlm: the model's tokenizer (default: tokenizer.json beside the weights)."""
     process: Noise = field(default_factory=lambda: Noise())
     length: int = 1024
     """mdlm, udlm, gidd, xdlm: tokens in a row at training time."""
@@ -83,6 +83,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm import", description=_DESCRIPTION)
+    _check_flags(options)
     check_free(Path(options.out))
     if options.from_ == "llamagen":
         _import_codec(options)
@@ -97,12 +98,19 @@ def run(arguments: list[str]) -> None:
     )
 
 
+def _check_flags(options: Options) -> None:
+    """That no flag is given which would be ignored."""
+    meant = {"shift": ("transformers",), "dtype": ("llada", "transformers", *_DITS)}
+    for given in fields(Options):
+        default = given.default if given.default is not MISSING else Noise()
+        allowed = meant.get(given.name, tuple(_DITS))
+        if given.name in ("path", "from_", "out") or options.from_ in allowed:
+            continue
+        if getattr(options, given.name) != default:
+            raise UserError(f"--{given.name} has no meaning for --from {options.from_}; remove it")
+
+
 def _import_codec(options: Options) -> None:
-    given = {"tokenizer": options.tokenizer, "process": options.process != Noise(),
-             "shift": options.shift, "heads": options.heads}  # fmt: skip
-    for name, value in given.items():
-        if value:
-            raise UserError(f"--{name} has no meaning for --from llamagen; remove it")
     codec = read_llamagen(Path(options.path))
     save_codec(codec, Path(options.out))
     shape = codec.config
@@ -159,8 +167,6 @@ def _tokenizer_of(options: Options) -> TextTokenizer:
 def _content_of_folder(options: Options) -> Content:
     """All weights of a hub's folder; a model that was not trained under noise is taken as one of masked
     noise, which is what it is nearest to."""
-    if options.process != Noise():
-        raise UserError(f"--process has no meaning for --from {options.from_}; remove it")
     folder = Path(options.path)
     if not folder.is_dir():
         raise UserError(f"no folder at {folder}")
