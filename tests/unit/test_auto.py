@@ -135,7 +135,8 @@ def test_an_adapted_model_comes_back_with_its_shift_and_noise(tmp_path: Path) ->
     after = load(hub, device="cpu")
     assert after.config.model.shift and after.config.process == ProcessConfig("mixed", k=0.1)
     assert torch.equal(logits_of(after), logits_of(before))
-    assert "look both ways" in (hub / "README.md").read_text()
+    card = (hub / "README.md").read_text()
+    assert "look both ways" in card and "(llama of transformers)" in card
     after.publish(tmp_path / "twice")
     assert torch.equal(logits_of(load(tmp_path / "twice", device="cpu")), logits_of(before))
 

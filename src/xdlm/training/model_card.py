@@ -40,8 +40,11 @@ def model_card(note: Note, tokenizer: TextTokenizer) -> str:
     said = ", ".join(f"{name} = {value}" for name, value in settings.items() if value is not None)
     vocab = config.vocab(tokenizer.size)
     mask = "no mask" if vocab.mask_id is None else f"the mask is {vocab.mask_id}"
+    what = model.kind
+    if isinstance(model, PretrainedConfig):
+        what = f"{model.shape['model_type']} of transformers"
     about = (
-        f"A discrete diffusion language model ({model.kind}) of {process.kind} noise"
+        f"A discrete diffusion language model ({what}) of {process.kind} noise"
         f"{f' ({said})' if said else ''}: {note.weights} weights of step {note.step}, rows of "
         f"{config.data.length} tokens, a vocabulary of {vocab.size} states ({mask}).\n"
     )
