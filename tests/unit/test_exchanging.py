@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from test_confidence import COLD, PROCESS, N, refreshed, with_room
@@ -91,6 +93,15 @@ def test_noise_that_is_a_padding_token_moves_nothing() -> None:
         encoded = model.lm.roberta.encoder(embedded).last_hidden_state
         expected = model.lm.lm_head(encoded)
     torch.testing.assert_close(swapped, expected)
+
+
+def test_a_published_model_says_nothing_of_it(tmp_path: Path) -> None:
+    model = make("llama", 1)
+    nothing = torch.zeros(1, 4, dtype=torch.int64)
+    config = ConfidenceConfig(steps=4, refresh=2)
+    decode(model, PROCESS, given=nothing, frozen=nothing.bool(), config=config)
+    model.write(tmp_path)
+    assert "xdlm" not in (tmp_path / "config.json").read_text()
 
 
 def test_windows_are_refused() -> None:

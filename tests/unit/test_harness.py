@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_chat import templated
 from test_cli import complaint
 from test_next_token import autoregressive_run
 from test_training import trainer_for
@@ -30,6 +31,7 @@ from xdlm.evaluation.harness import (
 from xdlm.evaluation.harness.running import CODE, Asking, ask
 from xdlm.evaluation.records import read_records
 from xdlm.evaluation.sandbox import available_guards
+from xdlm.tokens import TextTokenizer
 
 QUICK = WriterSettings(steps=2, length=12)
 
@@ -271,6 +273,39 @@ def test_ends_of_programs_are_split(local: Path, pocket: Model) -> None:
     assert [one.details[end] for end in ("passed", "wrong", "failed")] == [2, 2, 2]
     assert one.details["guard_hook"] == available_guards().hook
     assert (one.metric, three.metric, one.draws) == ("pass@1", "pass@3", 3)
+
+
+def test_questions_go_through_a_chat_template(local: Path, pocket: Model, tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    tokenizer = TextTokenizer.load(templated(tmp_path / "tokens"))
+    seen: list[str] = []
+
+    def answer(prompt: str) -> str:
+        seen.append(prompt)
+        return RIGHT["gsm8k"](prompt)
+
+    talker = replace(pocket, tokenizer=tokenizer)
+    asked = ask(answering(talker, answer), "told", "gsm8k", Asking(limit=2, chat=True))
+    (record,) = asked.records
+    assert record.value == 1.0 and record.details["chat"] == 1.0
+    for prompt in seen:
+        assert prompt.startswith("<user>Question: What is 0")
+        assert prompt.endswith("Answer:<|endoftext|><assistant>")
+    plain = ask(answering(talker, RIGHT["gsm8k"]), "told", "gsm8k", Asking(limit=2))
+    assert plain.records[0].data_sha256 != record.data_sha256, "other prompts, another question"
+
+
+def test_chat_needs_a_template(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = complaint(capsys, "eval", "llm", "--tasks", "gsm8k", "--chat")
+    assert "no chat template" in line and "leave --chat out" in line
+
+
+def test_damaged_files_are_named(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (local / "benchmarks/gsm8k/test.jsonl").write_text("{no json")
+    (local / "benchmarks/humaneval/HumanEval.jsonl.gz").write_bytes(b"junk")
+    quick = ("--steps", "1", "--length", "2", "--limit", "1", "--run-code")
+    for task, file in (("gsm8k", "test.jsonl"), ("humaneval", "HumanEval.jsonl.gz")):
+        assert f"{file} is damaged" in complaint(capsys, "eval", "llm", "--tasks", task, *quick)
 
 
 def test_examples_are_never_asked(local: Path) -> None:

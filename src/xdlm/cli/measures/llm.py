@@ -44,6 +44,7 @@ examples:
   xdlm eval llm --tasks gsm8k --steps 8 --limit 2
   xdlm eval llm --model runs/mine --tasks gsm8k math bbh --steps 32 64 --records results.jsonl
   xdlm eval llm --model models/LLaDA-8B-Base --tasks mbpp --run-code --sampler confidence --k 0.1
+  xdlm eval llm --model runs/llada-sft-xdlm --tasks gsm8k --chat --sampler confidence --block-length 32
   xdlm eval llm --model runs/mine --tasks mbpp --programs 10 --pass-at 1 10 --temperature 1 --run-code
 """
 #: Settings that one sampler alone understands; those left out are its own defaults.
@@ -86,6 +87,8 @@ class Options(Running):
     """The k of pass@k, at most the number of programs."""
     run_code: bool = False
     """Allow that programs which the model wrote are run, in the sandbox."""
+    chat: bool = False
+    """Ask through the model's chat template, each question a message with its examples in it."""
     batch_tokens: int = BATCH_TOKENS
     """Tokens of prompts and answers that go through the model at a time."""
     context: int | None = None
@@ -102,7 +105,9 @@ def run(arguments: list[str]) -> None:
     check_settings(options)
     if not options.steps:
         raise UserError("--steps needs at least one number")
-    asking = Asking(options.limit, options.programs, options.pass_at, options.run_code)
+    asking = Asking(
+        options.limit, options.programs, options.pass_at, options.run_code, options.chat
+    )
     asking.check(options.tasks)
     settings = [_writing(options, steps) for steps in options.steps]
     check_target(options.records)
@@ -115,6 +120,8 @@ def run(arguments: list[str]) -> None:
         Responder(model, writing, context=options.context, progress=progress)
         for writing in settings
     ]
+    if options.chat:
+        responders[0].template()  # complain before the first question
     table = Table("task", "steps", "metric", "value", "questions", "ends", "forward passes")
     for responder in responders:
         for task in options.tasks:

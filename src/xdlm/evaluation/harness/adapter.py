@@ -21,6 +21,7 @@ from xdlm.evaluation.conditional import Answer
 from xdlm.evaluation.generation import mean
 from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
 from xdlm.evaluation.harness.settings import WriterSettings
+from xdlm.tokens.chat import ChatTemplate
 
 MISSING = "benchmarks need lm-eval: pip install 'xdlm[eval]'"
 
@@ -56,6 +57,7 @@ def register() -> Any:
             super().__init__()
             self.replies: list[Reply] = []
             self.answers: list[Answer] = []
+            self._template: ChatTemplate | None = None
             if isinstance(model, Responder):
                 self.responder = model
                 return
@@ -91,6 +93,18 @@ def register() -> Any:
             found = self.responder.rolling([request.args[0] for request in requests])
             self.answers += found
             return [answer.log_p for answer in found]
+
+        def apply_chat_template(
+            self, chat_history: list[Any], add_generation_prompt: bool = True
+        ) -> str:
+            if self._template is None:
+                self._template = self.responder.template()
+            return self._template.render(chat_history, answered=not add_generation_prompt)
+
+        @property
+        def tokenizer_name(self) -> str:
+            """Tells the prompts of one template from those of another."""
+            return self.responder.model.tokenizer.digest
 
         def get_model_info(self) -> dict[str, Any]:
             """What lm-eval puts beside its results: what the figures are, and how sure."""

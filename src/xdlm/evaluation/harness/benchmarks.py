@@ -87,9 +87,12 @@ SETS: dict[str, Callable[[], tuple[Examples, Questions]]] = {
 
 def _lines(name: str) -> list[Row]:
     file = _existing(name)
-    content = file.read_bytes()
-    text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+    try:
+        content = file.read_bytes()
+        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{file} is damaged: {error}") from error
 
 
 def _existing(name: str) -> Path:

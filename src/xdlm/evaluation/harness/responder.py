@@ -11,6 +11,7 @@ from xdlm.evaluation.conditional import Answer, Question, conditional_likelihood
 from xdlm.evaluation.harness.settings import Completed, Responding, WriterSettings
 from xdlm.evaluation.subject import Progress, unseen
 from xdlm.sampling import configure
+from xdlm.tokens.chat import ChatTemplate, ends_of_turn, find_template
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,24 @@ class Responder:
             )
 
     def write(self, prompts: Sequence[Prompt]) -> list[Reply]:
-        """Answers, each cut where its text ends or before the first of the prompt's stop strings. What is
-        random depends on the prompt's text and on which repeat of it this is."""
+        """Answers, each cut where its text or turn ends or before the first of the prompt's stop strings.
+        What is random depends on the prompt's text and on which repeat of it this is."""
         encoded = [self._encoded(prompt.text, self.writing.length) for prompt in prompts]
         index = [_index(prompt) for prompt in prompts]
         with self.progress(f"answering in {self.writing.steps} steps") as show:
             found = self.model.complete(
                 encoded, new_tokens=self.writing.length, seed=self.writing.seed, index=index,
-                batch_tokens=self.writing.batch_tokens, on_step=show, **self.writing.how,
+                stop_ids=ends_of_turn(self.model.tokenizer), batch_tokens=self.writing.batch_tokens,
+                on_step=show, **self.writing.how,
             )  # fmt: skip
         return [self._reply(*pair) for pair in zip(found, prompts, strict=True)]
+
+    def template(self) -> ChatTemplate:
+        """The model's, which it must have."""
+        found = find_template(self.model.tokenizer)
+        if found is None:
+            raise UserError("the model has no chat template to be asked through; leave --chat out")
+        return found
 
     def log_likelihood(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
         """log p(continuation | context), or a lower bound on it (`xdlm.evaluation.conditional`)."""
@@ -111,7 +120,11 @@ class Responder:
         return Question(tuple(head), tuple(tail))
 
     def _encoded(self, prompt: str, room: int) -> list[int]:
-        ids = [*self._begin(), *self.model.tokenizer.encode(prompt)]
+        ids = self.model.tokenizer.encode(prompt)
+        begin = self._begin()
+        ids = (
+            ids if ids[: len(begin)] == begin else [*begin, *ids]
+        )  # a template may begin texts itself
         if self.context is not None and len(ids) > self.context - room:
             self.n_cut += 1
             return ids[len(ids) - self.context + room :]

@@ -44,6 +44,8 @@ class Asking:
     """The k of pass@k."""
     run_code: bool = False
     """Whether programs that the model wrote may be run."""
+    chat: bool = False
+    """Whether questions go through the model's chat template, as a message each."""
 
     def check(self, tasks: Sequence[str]) -> None:
         """What cannot be, before anything is loaded."""
@@ -85,6 +87,7 @@ def ask(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
     plan = _plan(responder, name, task, samples, asking)
     plan = replace(plan, nfe=mean([reply.nfe for reply in model.replies]).value)
     about = {"cut_prompts": model.responder.n_cut, "stopped": _share_stopped(model.replies)}
+    about |= {"chat": 1.0} if asking.chat else {}
     if task in CODE:
         records = _code_records(plan, samples, asking, about)
     else:
@@ -110,7 +113,7 @@ def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, An
         # Not `simple_evaluate`: it also asks other programs about this machine, and they speak up.
         found = lm_eval.evaluate(
             model, loaded, limit=asking.limit, bootstrap_iters=0,
-            confirm_run_unsafe_code=asking.run_code,
+            confirm_run_unsafe_code=asking.run_code, apply_chat_template=asking.chat,
         )  # fmt: skip
     return found, model
 

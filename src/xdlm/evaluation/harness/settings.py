@@ -42,6 +42,7 @@ class Responding(Subject, Protocol):
         new_tokens: int,
         seed: int,
         index: Sequence[int],
+        stop_ids: Sequence[int],
         batch_tokens: int,
         on_step: OnProgress,
         **how: Unpack[How],
