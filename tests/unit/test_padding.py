@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from xdlm import UserError, Vocab
+from xdlm.evaluation.conditional import Question, conditional_likelihood
 from xdlm.models import Denoiser, DiT, DiTConfig, PretrainedConfig
 from xdlm.models.llada import Llada, LladaConfig
 from xdlm.models.pretrained import Pretrained
 from xdlm.noise import Mixed
 from xdlm.sampling import ConfidenceConfig, Filter, SamplerConfig, decode, sample, write
-from xdlm.sampling.writing import Config, _groups
+from xdlm.sampling.grouping import group_rows
+from xdlm.sampling.writing import Config
 
 N, MASK, NEW = 23, 22, 12
 PROCESS = Mixed(Vocab(N, MASK), k=0.3)
@@ -104,13 +106,36 @@ def test_what_stands_in_the_padding_plays_no_part(name: str) -> None:
     assert torch.equal(written(1), written(7))
 
 
+@pytest.mark.parametrize("name", ["llada", "llama"])
+def test_likelihoods_are_the_same_alone_and_beside_longer_ones(name: str) -> None:
+    model = make(name)
+    drawn = torch.randint(0, N - 1, (5, 12), generator=torch.Generator().manual_seed(3)).tolist()
+    questions = [
+        Question(tuple(row[:n]), tuple(row[n:stop]))
+        for row, (n, stop) in zip(drawn, ((4, 12), (4, 9), (0, 10), (8, 11), (5, 12)), strict=True)
+    ]
+    seen: list[int] = []
+    trunk = model.trunk
+    model.trunk = lambda z, *rest, **more: (seen.append(len(z)), trunk(z, *rest, **more))[1]  # type: ignore[method-assign]
+    together = conditional_likelihood(model, PROCESS, questions, draws=3)
+    assert set(seen) == {5}, "all in one batch"
+    for one, question in zip(together, questions, strict=True):
+        (alone,) = conditional_likelihood(model, PROCESS, [question], draws=3)
+        assert one.log_p == pytest.approx(alone.log_p, rel=1e-9)
+        assert one.stderr == pytest.approx(alone.stderr, rel=1e-6)
+
+
 def test_groups_have_as_many_holes_and_little_padding() -> None:
-    rows = [*prompts(8, 100, 7, 8, 90, 6), [1, None], [2, 3, None]]
-    padded = _groups(rows, 1000, padded=True)
-    assert padded == [[1, 4], [0, 3, 2, 5], [7], [6]]
-    assert _groups(rows, 1000, padded=False) == [[1], [4], [0, 3], [2], [5], [7], [6]]
-    assert _groups(rows, 45, padded=True) == [[1], [4], [0, 3], [2, 5], [7], [6]]
-    assert _groups([], 10, padded=True) == []
+    lengths, holes = [20, 112, 19, 20, 102, 18, 2, 3], [12] * 6 + [1] * 2
+
+    def groups(tokens: int, *, padded: bool) -> list[list[int]]:
+        return group_rows(lengths, tokens, padded=padded, kinds=holes)
+
+    assert groups(1000, padded=True) == [[1, 4], [0, 3, 2, 5], [7], [6]]
+    assert groups(1000, padded=False) == [[1], [4], [0, 3], [2], [5], [7], [6]]
+    assert groups(45, padded=True) == [[1], [4], [0, 3], [2, 5], [7], [6]]
+    assert group_rows([], 10, padded=True) == []
+    assert group_rows([18, 18], 100, padded=True, kinds=[1, 2]) == [[0], [1]]
 
 
 def test_padding_that_cannot_be_is_said() -> None:

@@ -24,6 +24,7 @@ from xdlm.evaluation.likelihood import Noised, squares
 from xdlm.models import Denoiser, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import stratified_times
+from xdlm.sampling.grouping import group_rows
 from xdlm.training.loss import next_token_nats
 
 #: Draws of the two ends of the bound, which vary little.
@@ -64,8 +65,8 @@ def conditional_likelihood(
     batch_tokens: int = 32_768,
     on_done: Callable[[int, int], None] | None = None,
 ) -> list[Answer]:
-    """Answers in the order of the questions; those of equal length go through the model together, which
-    does not change them."""
+    """Answers in the order of the questions; those of similar length go through the model together (of
+    equal length, where it takes no padding), which does not change them."""
     if min(draws, batch_tokens) < 1:
         raise UserError("a conditional likelihood needs at least one draw and one token at a time")
     if any(not question.continuation for question in questions):
@@ -73,7 +74,9 @@ def conditional_likelihood(
     if process is None and any(not question.context for question in questions):
         raise UserError("an autoregressive model predicts nothing without a token before it")
     answers: dict[int, Answer] = {}
-    for numbers in _batches([len(question.tokens) for question in questions], batch_tokens):
+    lengths = [len(question.tokens) for question in questions]
+    padded = process is not None and denoiser.takes_padding
+    for numbers in group_rows(lengths, batch_tokens, padded=padded):
         part = [questions[number] for number in numbers]
         found = (
             _bounded(denoiser, process, part, draws, seed) if process else _exact(denoiser, part)
@@ -84,22 +87,12 @@ def conditional_likelihood(
     return [answers[number] for number in range(len(questions))]
 
 
-def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Numbers of items of equal length, the longest first: what does not fit shows at once."""
-    groups = []
-    for length in sorted(set(lengths), reverse=True):
-        same = [number for number, other in enumerate(lengths) if other == length]
-        size = max(batch_tokens // length, 1)
-        groups += [same[i : i + size] for i in range(0, len(same), size)]
-    return groups
-
-
 def _bounded(
     denoiser: Denoiser, process: NoiseProcess, part: list[Question], draws: int, seed: int
 ) -> list[Answer]:
-    x, free = _tensors(denoiser, part)
+    x, free, padding = _tensors(denoiser, part)
     index = torch.tensor([_index(question.context) for question in part], device=x.device)
-    noised = Noised(denoiser, process, x, index, seed, free)
+    noised = Noised(denoiser, process, x, index, seed, free, padding=padding)
     grid = torch.stack(
         [stratified_times(seed, int(i), torch.arange(draws), draws) for i in index.cpu()]
     ).to(x.device)
@@ -122,7 +115,7 @@ def _stderr(integral: Tensor, ends: Tensor) -> float:
 
 
 def _exact(denoiser: Denoiser, part: list[Question]) -> list[Answer]:
-    x, free = _tensors(denoiser, part)
+    x, free, _ = _tensors(denoiser, part)
     nats = torch.where(free[:, 1:], next_token_nats(denoiser, x), 0.0).sum(1)
     hidden = run_trunk(denoiser, x, torch.zeros(len(x), device=x.device))[:, :-1]
     greedy = [  # row by row: a batch's logits may be more than memory holds
@@ -132,12 +125,18 @@ def _exact(denoiser: Denoiser, part: list[Question]) -> list[Answer]:
     return [Answer(-float(n), 0.0, is_greedy) for n, is_greedy in zip(nats, greedy, strict=True)]
 
 
-def _tensors(denoiser: Denoiser, part: list[Question]) -> tuple[Tensor, Tensor]:
-    """Tokens and where they are to be predicted, both [B, L]."""
-    device = denoiser.device
-    x = torch.tensor([question.tokens for question in part], device=device)
-    start = torch.tensor([len(question.context) for question in part], device=device)
-    return x, torch.arange(x.shape[1], device=device) >= start[:, None]
+def _tensors(denoiser: Denoiser, part: list[Question]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, where they are to be predicted, and where shorter rows have none (None: nowhere); [B, L]."""
+    device, longest = denoiser.device, max(len(question.tokens) for question in part)
+    rows = [question.tokens + (0,) * (longest - len(question.tokens)) for question in part]
+    start, stop = (
+        torch.tensor(ends, device=device)[:, None]
+        for ends in ([len(q.context) for q in part], [len(q.tokens) for q in part])
+    )
+    place = torch.arange(longest, device=device)
+    padding = place >= stop
+    free = (place >= start) & ~padding
+    return torch.tensor(rows, device=device), free, padding if bool(padding.any()) else None
 
 
 def _index(context: tuple[int, ...]) -> int:

@@ -183,6 +183,8 @@ class Noised:
     label: Tensor | None = None
     """[B], the rows' classes, where the model knows of any."""
     impl: Impl = "auto"
+    padding: Tensor | None = None
+    """[B, L], where a row has no tokens; `free` does not hold there."""
 
     def integrand(self, even: Tensor, draw: int) -> Tensor:
         """At times that `even` [B] in [0, 1) decides, weighted so that its mean over `even` is the
@@ -215,7 +217,7 @@ class Noised:
 
     def _stats(self, coefs: Coefs, t: Tensor, z: Tensor) -> RowStats:
         """Every row: evaluation never thins."""
-        hidden = run_trunk(self.denoiser, z, t.float(), self.label)
+        hidden = run_trunk(self.denoiser, z, t.float(), self.label, self.padding)
         return head_stats(
             self.denoiser, hidden, self.x, z, row_log_c(self.process, coefs, self.x),
             mask_id=self.process.special_ids, impl=self.impl,

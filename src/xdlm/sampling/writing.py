@@ -16,14 +16,13 @@ from xdlm.noise import NoiseProcess
 from xdlm.sampling.ancestral import Last, SamplerConfig, sample
 from xdlm.sampling.confidence import ConfidenceConfig, decode
 from xdlm.sampling.filters import Filter
+from xdlm.sampling.grouping import group_rows
 from xdlm.sampling.result import Sample
 from xdlm.sampling.trajectory import Trajectory
 
 Config = SamplerConfig | ConfidenceConfig
 #: Tokens that are sampled together.
 BATCH_TOKENS = 32_768
-#: Rows join longer ones if they have this share of their length: more padding costs more than it saves.
-_FILLED = 0.75
 
 
 class How(TypedDict, total=False):
@@ -103,7 +102,8 @@ def write(
     """
     numbers = range(len(rows)) if index is None else index
     padded = denoiser.takes_padding and getattr(config, "refresh", None) is None
-    groups = _groups(rows, batch_tokens, padded=padded)
+    holes = [row.count(None) for row in rows]
+    groups = group_rows([len(row) for row in rows], batch_tokens, padded=padded, kinds=holes)
     parts = []
     for done, group in enumerate(groups):
 
@@ -136,25 +136,6 @@ def _tensors(rows: Sequence[Sequence[int | None]]) -> dict[str, Tensor | None]:
         "frozen": torch.tensor([[i is not None for i in row] for row in filled]),
         "padding": torch.arange(longest) >= lengths[:, None] if any(behind) else None,
     }
-
-
-def _groups(
-    rows: Sequence[Sequence[int | None]], batch_tokens: int, *, padded: bool
-) -> list[list[int]]:
-    """Numbers of rows that go together, with as many holes each, at most so many tokens with their padding;
-    the longest first, so that what does not fit into memory says so at once."""
-    shapes = [(row.count(None), len(row)) for row in rows]
-    groups: list[list[int]] = []
-    for row in sorted(range(len(rows)), key=shapes.__getitem__, reverse=True):
-        holes, length = shapes[row]
-        if groups:
-            same_holes, longest = shapes[groups[-1][0]]
-            fits = (len(groups[-1]) + 1) * longest <= batch_tokens
-            if holes == same_holes and fits and length >= longest * (_FILLED if padded else 1):
-                groups[-1].append(row)
-                continue
-        groups.append([row])
-    return sorted(groups, key=lambda group: shapes[group[0]][1], reverse=True)
 
 
 def join_trajectories(paths: Sequence[Trajectory]) -> Trajectory:
