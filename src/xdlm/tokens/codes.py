@@ -60,6 +60,10 @@ class Codes:
             {"type": _TYPE, "folder": self.folder, "length": self.length, "sha256": self.sha256}
         )
 
+    def files(self) -> dict[str, str]:
+        """All that a folder needs to hold this tokenizer, by name."""
+        return {"tokenizer.json": self.to_json()}
+
     @property
     def size(self) -> int:
         """Number of tokens, without the mask."""
