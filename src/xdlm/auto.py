@@ -31,10 +31,9 @@ def _denoiser_of(tree: Mapping[str, Any]) -> Denoiser:
     if tree.get("model_type") == LladaConfig.kind:
         shape = llada_config(tree, Path("config.json"))
         return build_denoiser(shape, shape.vocab_size)
-    causal = (
-        tree[ENTRY].get("process", {}).get("kind") == AUTOREGRESSIVE if ENTRY in tree else False
-    )
-    return build_denoiser(read_backbone(tree, "config.json"), tree["vocab_size"], causal=causal)
+    backbone = read_backbone(tree, "config.json")
+    causal = tree[ENTRY].get("process", {}).get("kind") == AUTOREGRESSIVE
+    return build_denoiser(backbone, tree["vocab_size"], causal=causal)
 
 
 def _register() -> tuple[Any, Any, Any]:
@@ -105,9 +104,9 @@ def _register() -> tuple[Any, Any, Any]:
         config_class = LladaHubConfig
 
     for config, model in ((XdlmHubConfig, XdlmForMaskedLM), (LladaHubConfig, LladaForMaskedLM)):
-        transformers.AutoConfig.register(config.model_type, config)
+        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
         for auto in (transformers.AutoModel, transformers.AutoModelForMaskedLM):
-            auto.register(config, model)
+            auto.register(config, model, exist_ok=True)
     return XdlmForMaskedLM, LladaForMaskedLM, XdlmHubConfig
 
 
