@@ -232,9 +232,9 @@ def three_steps(config: RunConfig) -> tuple[list[torch.Tensor], int]:
         block.qkv.register_forward_hook(lambda *_: runs.append(1))
     take_step = trainer.optimizer.step
 
-    def noted_step() -> None:
+    def noted_step(rate: float) -> None:
         found.extend(p.grad.clone() for p in trainer.model.parameters())
-        take_step()
+        take_step(rate)
 
     trainer.optimizer.step = noted_step
     found += [trainer.take_step()[1] for _ in range(3)]
