@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--batch", default="500", help="images that are sampled together")
     parser.add_argument("--train-steps", type=int, help="of pixel models, if not the recipes'")
     parser.add_argument("--compile", action="store_true", help="train with torch.compile")
-    parser.add_argument("--codec-steps", default="10000", help="of the codec's training")
+    parser.add_argument("--codec-steps", default="6000", help="of the codec's training")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)

@@ -135,7 +135,7 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
             train=replace(config.train, out=one.train.out),
         )
         assert same == one and one.model.n_classes == 10
-        assert config.train.out == f"runs/cifar10/{'' if pixels else 'codes-'}{method}"
+        assert config.train.out == f"runs/cifar10/{'pixels' if pixels else 'codes'}-{method}"
 
 
 def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch) -> None:

@@ -59,7 +59,7 @@ def test_no_records_no_section() -> None:
 def test_what_follows_the_paper_holds() -> None:
     page = page_of([*whole(), *painted(), *painted("vq:codecs/cifar10"), *real()])
     found = {claim: verdict for claim, verdict in verdicts(page).items() if claim.startswith("FID")}
-    assert len(found) == 8 and set(found.values()) == {"holds"}, found
+    assert len(found) == 9 and set(found.values()) == {"holds"}, found
     assert "FID of pixels, 32 steps without guidance: UDLM < XDLM k=0.1 < MDLM" in found
     assert "10,000 images each against the 50,000 of cifar10:train, after 10,000 training" in page
     assert "cifar10:test: FID 3.151 ± 0.020" in page
@@ -67,6 +67,7 @@ def test_what_follows_the_paper_holds() -> None:
     assert (
         "128 steps: from best to worst, here as in the paper: UDLM, XDLM k=0.5, XDLM k=0.1" in page
     )
+    assert "python recipes/cifar10/run.py" in page and "compare orders, not values" in page
     assert "xdlm eval image --model runs/cifar10/udlm --data cifar10:train --steps 32 128" in page
     assert "| MDLM | 0.500 | 0.500 |" in page and "tab:cifar10_performance_cfg1.0" in page
     assert "nan" not in page and "None" not in page

@@ -11,6 +11,7 @@ from xdlm.evaluation.records import EvalRecord
 
 #: Trains all methods and adapted models, measures them, and goes on where it stopped.
 ALL = "python recipes/repro/run.py --minutes 60"
+IMAGES = "python recipes/cifar10/run.py --minutes 60"
 MEASURE = "python recipes/repro/run.py --minutes 0"
 
 

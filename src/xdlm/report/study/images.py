@@ -9,7 +9,7 @@ from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import PAINTED, check_alike, method_of
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid, Study, grid
-from xdlm.report.study.commands import paint_again
+from xdlm.report.study.commands import IMAGES, paint_again
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM, ranked
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.paper import PaperTable
@@ -18,6 +18,8 @@ from xdlm.report.study.verdict import Finding, below, estimate
 #: What must agree between all images of a table.
 _ALIKE = ("dtype", "weights", "n", "data_sha256", "judge_sha256", "guidance_schedule", "temperature",
           "top_p", "length")  # fmt: skip
+#: A larger share of uniform noise.
+MORE = "XDLM k=0.5"
 _SCALES = {1.0: "without guidance", 2.0: "under guidance 2"}
 
 
@@ -31,6 +33,7 @@ def pixel_images(study: Study) -> Section | None:
         for scale, table in tables.items()
         for steps in (32, 128)
     ]
+    findings.append(_ordering(records, 1.0, 32, tables[1.0], (MORE, MIXED)))
     return _section("Images: CIFAR-10 as pixels", "pixels", study, records, tables, findings)
 
 
@@ -45,7 +48,10 @@ def coded_images(study: Study) -> Section | None:
         _ordering(records, 2.0, 4, tables[2.0], (MIXED, MASKED)),
         _ordering(records, 2.0, 16, tables[2.0], (MASKED, MIXED)),
     ]
-    return _section("Images: codes of a codec", "codes", study, records, tables, findings)
+    here = (
+        f"{records[0].data} here, ImageNet at 256 x 256 in the paper: compare orders, not values."
+    )
+    return _section("Images: codes of a codec", "codes", study, records, tables, findings, here)
 
 
 def _section(
@@ -55,9 +61,10 @@ def _section(
     records: Sequence[EvalRecord],
     tables: dict[float, PaperTable],
     findings: Sequence[Finding],
+    remark: str = "",
 ) -> Section:
     check_alike(records, _ALIKE, "images")
-    parts = [_about(study, records)]
+    parts = [f"{_about(study, records)} {remark}".strip()]
     for scale, table in tables.items():
         cells = _cells(records, "fid", scale)
         if cells:
@@ -69,7 +76,7 @@ def _section(
     pictures = [p for p in study.pictures if p.rpartition("/")[2].startswith(kind)]
     return Section(
         title, tuple(table.label for table in tables.values()), parts, findings, pictures=pictures,
-        records=records, command=paint_again(study.sources(records)),
+        records=records, command=f"{IMAGES}\n{paint_again(study.sources(records))}",
     )  # fmt: skip
 
 
