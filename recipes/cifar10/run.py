@@ -9,8 +9,8 @@ CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any for
 First of all the data set's test images are measured against its training images, which should give a FID of
 3.15, and a codec is trained. Then come models of its codes (codes/) and those of pixels (repro/); each is
 measured as soon as it is done, beside those that still train. Called again, it goes on where it stopped,
-and measures only what it has not. Records (JSON lines) and pictures are under --out, logs in
-runs/cifar10/logs.
+and measures only what it has not. Runs that the minutes cut short are not alike: choose --train-steps so
+that all are done in time. Records (JSON lines) and pictures are under --out, logs in runs/cifar10/logs.
 """
 
 from __future__ import annotations

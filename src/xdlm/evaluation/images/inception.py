@@ -112,6 +112,11 @@ class Inception(nn.Module):
         self.mixed_9, self.mixed_10 = MixedE(1280, _average), MixedE(2048, _largest)
 
     def forward(self, images: Tensor) -> Tensor:
+        """In float32 as it is, on a GPU too: distances must not depend on where they were measured."""
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return self._features(images)
+
+    def _features(self, images: Tensor) -> Tensor:
         h = resized((images.movedim(-1, 1).to(self.conv.weight.dtype) - 128) / 128, _SIDE)
         h = F.max_pool2d(self.conv_2(self.conv_1(self.conv(h))), 3, 2)
         h = F.max_pool2d(self.conv_4(self.conv_3(h)), 3, 2)
