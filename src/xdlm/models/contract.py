@@ -116,6 +116,10 @@ class Denoiser(nn.Module, ABC):
         bias = None if self.head_bias is None else self.head_bias.float()
         return F.linear(hidden.float(), self.head_weight.float(), bias)
 
+    def has_own_stats(self, device: torch.device) -> bool:
+        """Whether `own_stats` has a kernel that can run on a device."""
+        return False
+
     def own_stats(
         self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None
     ) -> RowStats | None:

@@ -22,6 +22,7 @@ from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
 from xdlm.models.dit import TimeEmbedding, kernels_can_run
 from xdlm.models.logistic import LOG_SCALES, SHIFT, level_log_probs
+from xdlm.ops.device import has_triton
 from xdlm.structs import RowStats
 
 _LEVELS, _COLOURS = 256, 3
@@ -157,6 +158,9 @@ class UNet(Denoiser):
         location, raw_scale = hidden.to(work).unbind(-1)
         logits = level_log_probs(location, raw_scale, _LEVELS)
         return F.pad(logits, (0, self._n_states - _LEVELS), value=-torch.inf)
+
+    def has_own_stats(self, device: torch.device) -> bool:
+        return self.kernels and device.type == "cuda" and has_triton()
 
     def own_stats(
         self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None

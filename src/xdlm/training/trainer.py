@@ -228,7 +228,8 @@ class Trainer:
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where a GPU would have wanted them."""
         if not self.model.linear_head:
-            return "dense"
+            own = self.config.loss.impl in ("auto", "fused")
+            return "fused" if own and self.model.has_own_stats(self.device) else "dense"
         impl = resolve_impl(self.config.loss.impl, self.device)
         obstacle = fused_obstacle(self.device) if self.device.type == "cuda" else None
         return f"{impl} ({obstacle})" if obstacle else impl
