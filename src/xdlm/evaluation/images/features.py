@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,8 @@ from xdlm.tokens import Pixels
 
 #: Raised when anything changes that the numbers in a file of statistics depend on.
 _FORMAT = 1
+#: Threads that read images.
+_READERS = 4
 #: Images that go through the network together.
 BATCH = 64
 #: Features of a set that are kept, for scores that compare images one by one.
@@ -133,10 +138,19 @@ def reference_features(
 
 
 def batches_of(rows: ImageRows, batch: int = BATCH) -> Iterator[NDArray[np.uint8]]:
-    """All images of a data set, in their order."""
-    pixels = Pixels(rows.side)
-    for start in range(0, len(rows), batch):
-        yield pixels.decode(rows.take(range(start, min(start + batch, len(rows)))))
+    """All images of a data set, in their order. Those of a folder are decoded by several threads, some
+    batches ahead."""
+
+    def read(start: int) -> NDArray[np.uint8]:
+        return Pixels(rows.side).decode(rows.take(range(start, min(start + batch, len(rows)))))
+
+    starts = iter(range(0, len(rows), batch))
+    with ThreadPoolExecutor(_READERS) as pool:
+        waiting = deque(pool.submit(read, start) for start in islice(starts, 2 * _READERS))
+        while waiting:
+            images = waiting.popleft().result()
+            waiting.extend(pool.submit(read, start) for start in islice(starts, 1))
+            yield images
 
 
 def reference_key(network: nn.Module, rows: ImageRows, kept: int) -> str:
