@@ -220,7 +220,8 @@ def test_recipes_of_cifar10_differ_in_noise_alone() -> None:
     one = found["mdlm"]
     for method, config in found.items():
         out = replace(config.train, out=one.train.out)
-        assert replace(config, process=one.process, train=out) == one
+        assert config.loss.weighting == ("dynamic" if method == "gidd" else "elbo")
+        assert replace(config, process=one.process, loss=one.loss, train=out) == one
         assert config.process.k == (float(method.partition("-k")[2]) if "-k" in method else None)
     assert (one.optim.lr, one.optim.warmup, one.optim.ema, one.optim.weight_decay) == (
         2e-4, 5000, 0.9999, 0.0,
@@ -236,7 +237,8 @@ def test_recipes_of_imagenet_are_the_papers() -> None:
     one = found["mdlm"]
     for method, config in found.items():
         out = replace(config.train, out=one.train.out)
-        assert replace(config, process=one.process, train=out) == one
+        assert config.loss.weighting == ("dynamic" if method == "gidd" else "elbo")
+        assert replace(config, process=one.process, loss=one.loss, train=out) == one
         assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
     text = load_config(RECIPES / "owt" / "mdlm.yaml")
     assert one.model == replace(text.model, n_classes=1000) and one.optim == text.optim
