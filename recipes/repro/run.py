@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 
 from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
-from xdlm.report.study.beside import CURVES, SAMPLES, write_curve
+from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
 
 HERE = Path(__file__).parent
 JUDGE, START = "judge", "mdlm"
@@ -58,7 +58,7 @@ class TextStudy(LaneStudy):
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         super().__init__(RECIPES, options.runs, logs=LOGS, minutes=options.minutes, lanes=options.lanes,
-                         benches=options.benches)  # fmt: skip
+                         benches=options.benches, times=options.out / SECONDS)  # fmt: skip
 
     def needs(self, run: str) -> str | None:
         return START if run.startswith("adapt-") else None

@@ -338,6 +338,9 @@ class RunConfig:
             raise UserError("lora has no meaning without a rank; give lora.rank")
         if self.optim.kind == "muon" and self.train.parallel == "fsdp":
             raise UserError("optim.kind muon needs whole matrices: use train.parallel ddp")
+
+    def refuse_idle(self) -> None:
+        """Settings that nothing would read. For what people write: a checkpoint may hold an old default."""
         if not self.process.is_autoregressive:
             return
         idle = {
@@ -377,7 +380,9 @@ def load_config(path: str | Path) -> RunConfig:
         raise UserError(f"no such recipe: {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    return parse_config(text, str(path))
+    config = parse_config(text, str(path))
+    config.refuse_idle()
+    return config
 
 
 def parse_config(text: str, name: str = "the configuration") -> RunConfig:

@@ -16,7 +16,7 @@ from xdlm import UserError, load
 from xdlm.api import load_tokenizer
 from xdlm.cli.main import main
 from xdlm.cli.train import make_trainer
-from xdlm.config import ProcessConfig, RunConfig, dump_config, parse_config
+from xdlm.config import ProcessConfig, RunConfig, dump_config, load_config, parse_config
 from xdlm.evaluation.records import read_records
 from xdlm.models import DiT, DiTConfig
 from xdlm.structs import Batch
@@ -199,9 +199,10 @@ def test_it_writes_no_text(judge: Path, tmp_path: Path, monkeypatch, capsys, com
     ("process: {kind: autoregressive}\nmodel: {time_conditioning: true}",
      "model.time_conditioning has no meaning"),
 ])  # fmt: skip
-def test_settings_of_diffusion_are_refused(text: str, says: str) -> None:
+def test_settings_of_diffusion_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=says):
-        parse_config(text)
+        load_config(tmp_path / "recipe.yaml")
 
 
 def test_the_configuration_comes_back() -> None:

@@ -23,7 +23,7 @@ from xdlm.evaluation.perplexity import mean_perplexity
 from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.report.study import compose, paper, read_study, write_study
 from xdlm.report.study.balance import bowed, distance
-from xdlm.report.study.beside import write_curve
+from xdlm.report.study.beside import add_seconds, write_curve
 from xdlm.report.study.changes import counts_of
 from xdlm.report.study.collection import averaged, collect, once
 from xdlm.report.study.commands import read_again, write_again
@@ -206,8 +206,16 @@ def test_curves_and_texts_beside_the_records_are_shown(tmp_path: Path) -> None:
         texts = folder / "samples" / run / "steps-00008.jsonl"
         texts.parent.mkdir(parents=True)
         texts.write_text(json.dumps({"text": f"Written ```by``` {run}"}) + "\n")
+    for command, seconds in (
+        ("mdlm", 200),
+        ("mdlm.measure", 30),
+        ("mdlm.last", 40),
+        ("judge.x", 7),
+    ):
+        add_seconds(folder / "seconds.csv", command, seconds)
     write_study(folder, tmp_path / "RESULTS.md")
     page = (tmp_path / "RESULTS.md").read_text()
+    assert "| 180 | 70 |" in page and "and 77 s (1.3 min) of measuring" in page
     assert "(results/figures/losses.png)" in page and (folder / "figures/losses.png").is_file()
     assert (folder / "figures/adaptation.png").is_file()
     assert "<summary>Texts of 8 steps</summary>" in page
@@ -228,7 +236,7 @@ def test_what_follows_the_paper_holds() -> None:
     )
     assert "under judge at 111 steps; in the paper at 108 steps" in page
     assert "Not measured" not in page.replace("Not measured (sampling steps", "")
-    assert "Device time in all: 1,536 s" in page, "7 x 180 + 2 x 12 + 7 x 3 x 8 x 1.5"
+    assert "Commands took 1,284 s (21.4 min) of training" in page, "7 x 180 + 2 x 12"
     assert "| adapt-xdlm | XDLM k=0.1 | 8 × 384 | 300 |" in page
     assert "alike but for the noise" in page
 

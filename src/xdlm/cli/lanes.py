@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from xdlm.config import load_config
+from xdlm.report.study.beside import add_seconds
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
 
 
@@ -33,11 +34,13 @@ class LaneStudy(ABC):
         minutes: float,
         lanes: int = 1,
         benches: int = 1,
+        times: Path | None = None,
         steps: Mapping[str, int] | None = None,
         flags: tuple[str, ...] = (),
     ) -> None:
-        """`steps` are numbers of training steps other than the recipe's, and `flags` are for training."""
-        self._recipes, self._logs, self._flags = recipes, logs, flags
+        """What commands took is added to the file `times`. `steps` are numbers of training steps other
+        than the recipe's, and `flags` are for training."""
+        self._recipes, self._logs, self._times, self._flags = recipes, logs, times, flags
         self._steps = steps if steps is not None else {}
         self._lanes, self._benches = lanes, benches
         self._chosen = [run for run in recipes if run in chosen]
@@ -99,8 +102,12 @@ class LaneStudy(ABC):
         newest = latest_checkpoint(self.folder(run))
         return 0 if newest is None else open_checkpoint(newest).step
 
-    def xdlm(self, log: str, *words: str) -> None:
-        xdlm(self._logs / f"{log}.log", *words)
+    def xdlm(self, name: str, *words: str) -> None:
+        """A command of the run that its name begins with."""
+        began = time.monotonic()
+        xdlm(self._logs / f"{name}.log", *words)
+        if self._times is not None:
+            add_seconds(self._times, name, time.monotonic() - began)
 
 
 def xdlm(log: Path, *words: str) -> None:

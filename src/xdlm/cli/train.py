@@ -63,6 +63,7 @@ def run(arguments: list[str]) -> None:
     if recipe is None:
         raise UserError("which recipe? for example: xdlm train recipes/cpu-tiny.yaml")
     config = RunConfig(**{name: getattr(options, name) for name in sections})
+    config.refuse_idle()
     check_curves(config.train)
     with join_world() as world:
         out = Path(config.train.out)

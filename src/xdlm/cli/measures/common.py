@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -133,12 +132,6 @@ def keep(file: str | None, *records: EvalRecord) -> None:
         with explained(Path(file)):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)
         append_records(Path(file), records)
-
-
-def with_seconds(records: Sequence[EvalRecord], seconds: float) -> list[EvalRecord]:
-    """What a measurement took, told once, by the first of its results."""
-    first, *others = records
-    return [replace(first, details={**first.details, "seconds": round(seconds, 3)}), *others]
 
 
 def check_target(file: str | None) -> None:

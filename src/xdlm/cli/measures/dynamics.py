@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,7 +25,6 @@ from xdlm.cli.measures.common import (
     read_rows,
     show_table,
     with_error,
-    with_seconds,
 )
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
@@ -205,8 +203,7 @@ class _Dynamics:
         if len(held) == len(plans):
             self._taken += len(held)
             return held
-        began = time.monotonic()
-        records = with_seconds(measure(), time.monotonic() - began)
+        records = measure()
         new = [record for record in records if measurement(record) not in self._held]
         keep(self._options.records, *new)
         self._held |= {measurement(record): record for record in new}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from xdlm.cli.measures.common import (
     read_rows,
     show_table,
     with_error,
-    with_seconds,
 )
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
@@ -97,7 +95,6 @@ def run(arguments: list[str]) -> None:
         keep(options.records, *records)
         _add_row(table, kind.replace("_", ", "), records)
     for steps in options.steps:
-        began = time.monotonic()
         plans = [planned(model, options.model, judge, steps, options, options) for judge in judges]
         out = write_texts(model, plans[0], trajectory=options.transitions, progress=progress)
         found = [
@@ -106,7 +103,7 @@ def run(arguments: list[str]) -> None:
         ]
         if mauve is not None:
             found[0].append(mauve.record(found[0][0], out.text, progress=progress))
-        records = with_seconds(_joined(found), time.monotonic() - began)
+        records = _joined(found)
         _add_row(table, f"{steps} steps", records)
         if options.samples is not None:
             lines = "".join(json.dumps({"text": text}) + "\n" for text in out.text)

@@ -16,7 +16,7 @@ from xdlm.report.colours import series_colours
 from xdlm.report.figures import Lines, Point, legend
 from xdlm.report.plots import clean, save_panels
 
-CURVES, SAMPLES = "curves", "samples"
+SECONDS, CURVES, SAMPLES = "seconds.csv", "curves", "samples"
 #: Run -> (step, nats), and run -> number of sampling steps -> texts.
 Curves = dict[str, list[tuple[int, float]]]
 Samples = dict[str, dict[int, list[str]]]
@@ -46,6 +46,25 @@ def read_curves(folder: Path) -> Curves:
             found[file.stem] = [(int(step), float(nats)) for step, nats in rows]
         except ValueError as error:
             raise UserError(f"{file} is no curve of {','.join(_COLUMNS)}: {error}") from error
+    return found
+
+
+def add_seconds(file: Path, command: str, seconds: float) -> None:
+    """A line, in one piece: several commands end at a time."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(f"{command},{seconds:.0f}\n")
+
+
+def read_seconds(folder: Path) -> dict[str, float]:
+    """What each command took, in all where it was called several times."""
+    file = folder / SECONDS
+    found: dict[str, float] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        try:
+            command, seconds = line.split(",")
+            found[command] = found.get(command, 0.0) + float(seconds)
+        except ValueError as error:
+            raise UserError(f"{file} is no list of command,seconds: '{line}'") from error
     return found
 
 

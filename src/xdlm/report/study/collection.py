@@ -25,7 +25,14 @@ from xdlm.report.comparison import (
     method_of,
     real_text,
 )
-from xdlm.report.study.beside import SAMPLES, Curves, Samples, read_curves, read_samples
+from xdlm.report.study.beside import (
+    SAMPLES,
+    Curves,
+    Samples,
+    read_curves,
+    read_samples,
+    read_seconds,
+)
 from xdlm.report.study.paper import METHODS
 from xdlm.report.study.verdict import Estimate, estimate
 
@@ -62,6 +69,8 @@ class Study:
     """Of models of images, and of real images."""
     pictures: tuple[str, ...] = ()
     """Files beside the records, by their places in the folder."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What commands took, by name: a run's for its training, `RUN.WHAT` for measuring it."""
     curves: Curves = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
 
@@ -138,7 +147,7 @@ def read_study(folder: Path) -> Study:
     pictures = (p.relative_to(folder) for p in folder.glob("*/*.png") if p.parent.name != FIGURES)
     return replace(
         collect(raw), pictures=tuple(sorted(p.as_posix() for p in pictures)),
-        curves=read_curves(folder), samples=read_samples(folder),
+        seconds=read_seconds(folder), curves=read_curves(folder), samples=read_samples(folder),
     )  # fmt: skip
 
 

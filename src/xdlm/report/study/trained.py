@@ -18,7 +18,9 @@ from xdlm.report.study.page import Section, missing
 from xdlm.report.study.verdict import estimate
 from xdlm.report.tables import markdown_table
 
-_COLUMNS = ["run", "noise", "model", "steps", "batch", "tokens", "device", "device seconds"]
+_COLUMNS = [
+    "run", "noise", "model", "steps", "batch", "tokens", "device", "seconds of training", "of measuring",
+]  # fmt: skip
 #: What runs may differ in without being trained otherwise: where they lie, and how they were watched.
 _ASIDE = {
     "process", "train.out", "train.minutes", "train.device", "train.log_every", "train.eval_every",
@@ -30,13 +32,18 @@ _ASIDE = {
 def trained(study: Study) -> Section:
     ends = _ends(study)
     times = {r.model: r for r in _last([r for r in study.records if r.metric == "train_seconds"])}
-    rows = [_row(ends.get(model), times.get(model)) for model in dict.fromkeys([*ends, *times])]
+    models = list(dict.fromkeys([*ends, *times]))
+    names = [PurePosixPath(model).name for model in models]
+    rows = [
+        [*_row(ends.get(model), times.get(model)), _measured(study, name)]
+        for model, name in zip(models, names, strict=True)
+    ]
     training = math.fsum(r.value or 0.0 for r in times.values())
-    measuring = math.fsum(r.details.get("seconds", 0.0) for r in study.records)
+    measuring = math.fsum(s for command, s in study.seconds.items() if command not in names)
     parts = [
         markdown_table(_COLUMNS, rows),
-        f"Device time in all: {_minutes(training + measuring)}, of which training {_minutes(training)} "
-        f"and measuring {_minutes(measuring)}.",
+        f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
+        "of them at a time on one device.",
         _alike(study),
         "Errors (±) are standard errors over rows and draws, or over texts: they do not tell how much "
         "another training run would differ." + _seeds(study),
@@ -91,8 +98,13 @@ def _row(record: EvalRecord | None, time: EvalRecord | None) -> list[str]:
     ]
 
 
+def _measured(study: Study, run: str) -> str:
+    own = [s for command, s in study.seconds.items() if command.startswith(f"{run}.")]
+    return f"{math.fsum(own):,.0f}" if own else "?"
+
+
 def _minutes(seconds: float) -> str:
-    return f"{seconds:,.0f} s ({seconds / 60:.1f} min)" if seconds else "not recorded"
+    return f"{seconds:,.0f} s ({seconds / 60:.1f} min)" if seconds else "an unknown time"
 
 
 def _alike(study: Study) -> str:
