@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 from test_cli import complaint
 from test_training import small_run, trainer_for
 
 from xdlm import load
 from xdlm.api import load_tokenizer
 from xdlm.cli.main import main
+from xdlm.cli.measures.common import show_table
 from xdlm.data import ZERO_SHOT, load_rows
 from xdlm.evaluation.judges import Score
 from xdlm.evaluation.records import EvalRecord, measurement, read_records
@@ -177,3 +180,17 @@ def test_zero_shot_sets_are_whole(name: str) -> None:
     assert rows.n_documents == documents and len(rows) >= 50
     if has_gpt2:
         assert rows.n_tokens == tokens
+
+
+def test_a_table_too_wide_to_read_is_turned(capsys) -> None:
+    """A line of many results becomes a column; one that fits, or has as many lines, stays as it is."""
+    wide = Table("run", "step", *(f"judge, {n} steps" for n in range(30)))
+    wide.add_row("runs/mdlm", "5,000", *(f"{n}.25 ± 0.50" for n in range(30)))
+    show_table(wide, "many results")
+    shown = capsys.readouterr().out
+    assert "…" not in shown and len(shown.splitlines()) > 32
+    assert re.search(r"judge, 29 steps\s+│ 29\.25 ± 0\.50", shown)
+    narrow = Table("run", "step", "judge")
+    narrow.add_row("runs/mdlm", "5,000", "7.25")
+    show_table(narrow, "few")
+    assert re.search(r"runs/mdlm │ 5,000 │ 7\.25", capsys.readouterr().out)

@@ -21,6 +21,9 @@ from xdlm.files import check_writable, explained
 from xdlm.report import tables
 from xdlm.sampling import Filter, SamplerConfig
 
+#: Columns of a screen that nothing is too wide for.
+_ENDLESS = 100_000
+
 
 @dataclass(frozen=True)
 class Running:
@@ -146,9 +149,22 @@ def show_table(table: Table, title: str, *remarks: str) -> None:
     if not screen.is_terminal:
         screen.width = max(screen.width, 160)  # a file has room
     screen.print(title, markup=False, highlight=False)
-    screen.print(table)
+    fits = Console(width=_ENDLESS).measure(table).maximum <= screen.width
+    screen.print(table if fits else turned(table))
     for remark in remarks:
         screen.print(remark, markup=False, highlight=False)
+
+
+def turned(table: Table) -> Table:
+    """Lines as columns: for a table that is too wide to be read, and not as long."""
+    heads, *rows = zip(*([column.header, *column.cells] for column in table.columns), strict=True)
+    if len(rows) >= len(heads):
+        return table
+    first, *others = heads
+    found = Table(first, *(row[0] for row in rows))
+    for place, head in enumerate(others, start=1):
+        found.add_row(head, *(row[place] for row in rows))
+    return found
 
 
 def with_error(value: float | None, stderr: float | None, digits: int = 2) -> str:
