@@ -40,6 +40,7 @@ from xdlm.training.device import pick_device
 from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
 from xdlm.training.model_card import model_card
 from xdlm.training.note import Note
+from xdlm.training.tensors import in_bytes
 from xdlm.training.trained import bundled, find_model, read_trained
 
 Weights = Literal["ema", "raw"]
@@ -248,13 +249,14 @@ class Model:
         return replace(self, denoiser=denoiser, config=replace(self.config, lora=LoraConfig()))
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given, with adapters
-        merged into them."""
+        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given (int8: matrices
+        as bytes, and a number for each of their rows), with adapters merged into them."""
         whole = self.merged()
-        weights = {
-            name: p.to(dtype) if dtype is not None else p
-            for name, p in whole.denoiser.named_parameters()
-        }
+        weights: dict[str, torch.Tensor] = dict(whole.denoiser.named_parameters())
+        if dtype == torch.int8:
+            weights = in_bytes(weights)
+        elif dtype is not None:
+            weights = {name: p.to(dtype) for name, p in weights.items()}
         content = Content(
             whole.config, self.tokenizer.files(), self.step, {MODEL: weights}, self.weights
         )

@@ -33,6 +33,7 @@ from xdlm.training.checkpoint import (
     save_checkpoint,
 )
 from xdlm.training.parallel import only_run_in
+from xdlm.training.tensors import layout_of_file, save_tensors
 
 
 @pytest.fixture
@@ -360,3 +361,29 @@ def test_a_diverged_run_saves_nothing(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(UserError, match="weights are not finite at step 4"):
         trainer.run()
     assert latest_checkpoint(tmp_path).name == "step-00000003"
+
+
+def test_weights_as_bytes_come_back_within_half_a_step(tmp_path: Path) -> None:
+    """A step is the 127th part of a row's largest weight; what is no matrix is in bfloat16."""
+    model = load("pocket", device="cpu")
+    model.save(tmp_path / "bytes", dtype=torch.int8)
+    again = dict(load(tmp_path / "bytes", device="cpu").denoiser.named_parameters())
+    for name, weight in model.denoiser.named_parameters():
+        if weight.ndim == 2:
+            step = weight.abs().amax(1, keepdim=True) / 127
+            assert ((weight - again[name]).abs() <= 0.501 * step).all(), name
+        else:
+            torch.testing.assert_close(again[name], weight, rtol=2**-8, atol=0)
+    assert (tmp_path / "bytes" / MODEL).stat().st_size < 1.1 * sum(
+        p.numel() for p in again.values()
+    )
+
+
+@pytest.mark.parametrize("scale", [None, torch.ones(3)])
+def test_bytes_without_their_multipliers_are_refused(tmp_path: Path, scale) -> None:
+    tensors = {"w": torch.ones(4, 5, dtype=torch.int8)} | (
+        {} if scale is None else {"w#scale": scale}
+    )
+    save_tensors(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="w is of type I8"):
+        layout_of_file(tmp_path / "x.safetensors")

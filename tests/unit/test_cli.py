@@ -117,6 +117,10 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["train", RECIPE, "--optim.lr", "nan"], "optim.lr must be positive"),
         (["train", RECIPE, "--resume"], "nothing to resume"),
         (["export", "--model", "pocket", "--out", "."], "already exists"),
+        (
+            ["export", "--model", "pocket", "--out", "x", "--dtype", "int8", "--format", "hub"],
+            "int8 is",
+        ),
         (["sample", "--length", "3", "--prompt", "far too long a beginning"], "leaves no room"),
         (["eval", "pp"], "did you mean 'ppl'"),
         (["eval", "ppl", "--data", "corpus:test"], "no corpus"),

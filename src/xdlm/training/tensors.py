@@ -1,4 +1,8 @@
-"""Named tensors in safetensors files: what a file holds, whether it fits, and reading it."""
+"""Named tensors in safetensors files: what a file holds, whether it fits, and reading it.
+
+A matrix may stand there as bytes, with a number for each row that they are to be multiplied by: a quarter of
+the size of float32, and read back as numbers like any other.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ from xdlm.training.sharding import is_sharded, part_like
 
 #: Weights come in these, by the names that safetensors has for them.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BYTES = "I8"
+#: Behind the name of a matrix of bytes: the name of its rows' multipliers.
+_SCALE = "#scale"
 
 
 def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
@@ -24,12 +31,32 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
         raise OSError(str(error)) from error
 
 
+@torch.no_grad()
+def in_bytes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as bytes, `round(127 w / max |w|)` in each row; the rest, which is little, in bfloat16."""
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.ndim != 2:
+            found[name] = weight.to(torch.bfloat16)
+            continue
+        scale = weight.float().abs().amax(1).clamp_min(1e-30) / 127
+        found[name] = (weight.float() / scale[:, None]).round().to(torch.int8)
+        found[name + _SCALE] = scale
+    return found
+
+
 def layout_of_file(file: Path) -> dict[str, Tensor]:
     """Names, shapes and dtypes, as tensors without content."""
     layout = {}
     with safe_open(file, "pt") as source:
-        for key in source.keys():  # noqa: SIM118 (it is no dictionary)
-            kind, shape = source.get_slice(key).get_dtype(), source.get_slice(key).get_shape()
+        held = {key: source.get_slice(key) for key in source.keys()}  # noqa: SIM118 (no dictionary)
+        for key, part in held.items():
+            kind, shape = part.get_dtype(), part.get_shape()
+            scale = held.get(key + _SCALE)
+            if kind == _BYTES and scale is not None and scale.get_shape() == shape[:1]:
+                kind = scale.get_dtype()
+            elif key.endswith(_SCALE) and key.removesuffix(_SCALE) in held:
+                continue
             if kind not in _DTYPES:
                 raise UserError(
                     f"{file}: {key} is of type {kind}; weights are of {', '.join(_DTYPES)}"
@@ -57,8 +84,13 @@ def check_fit(
 def read_file(file: Path, targets: Mapping[str, Tensor]) -> None:
     """One tensor at a time, so that a process that keeps a part of each never holds all of them."""
     with safe_open(file, "pt") as source:
+        held = set(source.keys())
         for key, target in targets.items():
-            fill(target, source.get_tensor(key))
+            whole = source.get_tensor(key)
+            if key + _SCALE in held:
+                scale = source.get_tensor(key + _SCALE)
+                whole = whole.to(scale.dtype) * scale[:, None]
+            fill(target, whole)
 
 
 @torch.no_grad()
