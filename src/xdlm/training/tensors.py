@@ -1,7 +1,7 @@
 """Named tensors in safetensors files: what a file holds, whether it fits, and reading it.
 
-A matrix may stand there as bytes, with a number for each row that they are to be multiplied by: a quarter of
-the size of float32, and read back as numbers like any other.
+A matrix may stand there as bytes, with a number for each row that they are to be multiplied by: a quarter
+of the size of float32, and read back as numbers like any other.
 """
 
 from __future__ import annotations
