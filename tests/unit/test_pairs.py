@@ -89,7 +89,7 @@ def test_bad_pairs_are_named(file: Path, tmp_path: Path) -> None:
         ("{data: {pairs: true}, process: {kind: autoregressive}}", "data.pairs has no meaning"),
     ):
         with pytest.raises(UserError, match=says):
-            parse_config(text)
+            parse_config(text).refuse_idle()
 
 
 # --- Conversations -----------------------------------------------------------------------------

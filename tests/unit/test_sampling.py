@@ -201,7 +201,16 @@ def test_argmax_denoise_and_zero_temperature() -> None:
 
 def test_top_p_keeps_the_token_that_crosses() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    for top_p, kept in ((0.4, 1), (0.5, 1), (0.6, 2), (0.81, 3), (0.96, 4), (1.0, 4)):
+    for top_p, kept in (
+        (1e-300, 1),
+        (1e-40, 1),
+        (0.4, 1),
+        (0.5, 1),
+        (0.6, 2),
+        (0.81, 3),
+        (0.96, 4),
+        (1.0, 4),
+    ):
         assert Filter(top_p=top_p)(logits).isfinite().sum() == kept
     torch.testing.assert_close(Filter(temperature=0.5)(logits), 2 * logits)
 

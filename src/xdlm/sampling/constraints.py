@@ -12,8 +12,8 @@ x itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from xdlm.ops import categorical
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.patterns import Pattern, State
 
-#: States times tokens of an automaton's table.
-MAX_TABLE = 100_000_000
+#: States times tokens of an automaton's table, four bytes each.
+MAX_TABLE = 16_000_000
 #: Lengths that are tried, to say which would do.
 _LENGTHS = 64
 
@@ -54,15 +54,27 @@ class Automaton:
         return bool(self.backward(alive)[0, 0] > 0)
 
     def backward(self, weights: Tensor) -> Tensor:
-        """[n + 1, S]: from each state at each position, the weight of all that may follow, up to a factor
-        for each position."""
-        after = self.accepts.to(weights)
+        """[n + 1, S]: from each state that can be reached at each position, the weight of all that may
+        follow, up to a factor for each position. Others are left out, since the factor is the largest:
+        beside one that is never come to, all that matter might be rounded to 0."""
+        *reached, last = self._reached(weights)
+        after = self.accepts.to(weights) * last
         sums = [after]
-        for weight in weights.flip(0):
-            after = after[self.table] @ weight
+        for weight, here in zip(weights.flip(0), reversed(reached), strict=True):
+            after = (after[self.table] @ weight) * here
             after = after / after.max().clamp_min(torch.finfo(after.dtype).tiny)
             sums.append(after)
         return torch.stack(sums[::-1])
+
+    def _reached(self, weights: Tensor) -> Iterator[Tensor]:
+        """[S] for each of n + 1 positions: where a text of so many tokens may have led to."""
+        here = torch.zeros(len(self.table), dtype=torch.bool)
+        here[0] = True
+        yield here
+        for weight in weights:
+            after = self.table[here][:, weight.cpu() > 0].unique().long()
+            here = torch.zeros_like(here).scatter_(0, after, True)
+            yield here
 
     def draw(self, weights: Tensor, uniform: Tensor, reshape: Filter) -> Tensor:
         """Tokens [n] by `weights` [n, V] and one number in [0, 1) for each. Temperature 0 and nucleus act
@@ -77,29 +89,38 @@ class Automaton:
         return torch.tensor(tokens, device=weights.device)
 
 
+@dataclass
+class _Node:
+    """The tokens that begin alike: those that are spelled so far, and how spellings go on."""
+
+    tokens: list[int] = field(default_factory=list)
+    then: dict[str, _Node] = field(default_factory=dict)
+
+
 def compile_pattern(
-    pattern: Pattern, spellings: Sequence[str], forbidden: Collection[int]
+    pattern: Pattern,
+    spellings: Sequence[str],
+    forbidden: Collection[int],
+    *,
+    on_state: Callable[[], None] | None = None,
 ) -> Automaton:
     """The automaton over tokens of such spellings; those in `forbidden`, and those that are part of a
-    character, spell nothing. One space in front is free, since tokens carry the space before a word."""
-    words = [
-        (i, text) for i, text in enumerate(spellings)
-        if text and "\ufffd" not in text and i not in forbidden
-    ]  # fmt: skip
-    size = len(spellings)
-    dead: State = frozenset()
+    character, spell nothing. One space in front is free, since tokens carry the space before a word.
+    `on_state` is called for each of its states, and may raise to stop."""
+    root, size = _by_spelling(spellings, forbidden), len(spellings)
     numbers: dict[tuple[State, bool], int] = {(pattern.start, True): 0}
     rows: list[Tensor] = []
     todo = deque(numbers)
     while todo:
         state, first = todo.popleft()
-        row = torch.full((size,), -1, dtype=torch.int64)
-        for token, text in words:
-            after = _after(pattern, state, text)
-            if first and text.startswith(" "):
-                after |= _after(pattern, state, text[1:])
-            if after == dead:
-                continue
+        if on_state is not None:
+            on_state()
+        found: dict[int, State] = dict(_spelled(pattern, state, root))
+        if first and " " in root.then:
+            for token, after in _spelled(pattern, state, root.then[" "]):
+                found[token] = found.get(token, frozenset()) | after
+        row = torch.full((size,), -1, dtype=torch.int32)
+        for token, after in found.items():
             key = after, False
             if key not in numbers:
                 numbers[key] = len(numbers)
@@ -108,18 +129,34 @@ def compile_pattern(
                     raise UserError("the regular expression or list of choices is too large")
             row[token] = numbers[key]
         rows.append(row)
-    rows.append(torch.full((size,), -1, dtype=torch.int64))
+    rows.append(torch.full((size,), -1, dtype=torch.int32))
     table = torch.stack(rows)
     accepts = [pattern.accepts(state) for state, _ in numbers]
-    return Automaton(torch.where(table < 0, len(rows) - 1, table), torch.tensor([*accepts, False]))
+    return Automaton(table.masked_fill_(table < 0, len(rows) - 1), torch.tensor([*accepts, False]))
 
 
-def _after(pattern: Pattern, state: State, text: str) -> State:
-    for character in text:
-        state = pattern.step(state, character)
-        if not state:
-            break
-    return state
+def _by_spelling(spellings: Sequence[str], forbidden: Collection[int]) -> _Node:
+    root = _Node()
+    for token, text in enumerate(spellings):
+        if not text or "\ufffd" in text or token in forbidden:
+            continue
+        node = root
+        for character in text:
+            node = node.then.setdefault(character, _Node())
+        node.tokens.append(token)
+    return root
+
+
+def _spelled(pattern: Pattern, state: State, root: _Node) -> Iterator[tuple[int, State]]:
+    """Tokens below a node that may be written in a state, and the states that they lead to."""
+    todo = [(root, state)]
+    while todo:
+        node, here = todo.pop()
+        for token in node.tokens:
+            yield token, here
+        for character, child in node.then.items():
+            if after := pattern.step(here, character):
+                todo.append((child, after))
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,8 @@ class Filter:
         if self.top_p == 1:
             return logits
         probs, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-        # A token stays while those before it have not reached p: the one that crosses p stays too.
+        # A token stays while those before it have not reached p: the one that crosses p stays too, and
+        # the first one always, however small p is in the precision of the logits.
         drop = probs.cumsum(-1) - probs >= self.top_p
+        drop[..., 0] = False
         return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)

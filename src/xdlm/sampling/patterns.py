@@ -35,7 +35,7 @@ class Pattern:
         try:
             re.compile(expression)
             parsed = import_module("re._parser").parse(expression)
-            self._sequence(list(parsed), start, self._end)
+            self._sequence(list(parsed), start, self._end, first=True, last=True)
         except (re.error, RecursionError, OverflowError) as error:
             raise UserError(f"'{expression}' is no regular expression: {error}") from error
         if parsed.state.flags & (re.IGNORECASE | re.MULTILINE | re.DOTALL | re.VERBOSE):
@@ -74,35 +74,42 @@ class Pattern:
         self._free.append([])
         return len(self._edges) - 1
 
-    def _sequence(self, items: Sequence[Any], start: int, end: int) -> None:
+    def _sequence(
+        self, items: Sequence[Any], start: int, end: int, *, first: bool = False, last: bool = False
+    ) -> None:
+        """From node to node; `first` and `last` where the text begins before it or ends behind it. Anchors
+        there say nothing new: a pattern describes the whole text in any case."""
+        while first and items and _is_anchor(items[0], "AT_BEGINNING", "AT_BEGINNING_STRING"):
+            items = items[1:]
+        while last and items and _is_anchor(items[-1], "AT_END", "AT_END_STRING"):
+            items = items[:-1]
         for i, (op, argument) in enumerate(items):
-            name = str(op)
-            if name == "AT" and (i, str(argument)) in (
-                (0, "AT_BEGINNING"), (0, "AT_BEGINNING_STRING"),
-                (len(items) - 1, "AT_END"), (len(items) - 1, "AT_END_STRING"),
-            ):  # fmt: skip
-                continue  # a pattern describes the whole text in any case
             after = self._node()
-            self._item(name, argument, start, after)
+            begins, ends = first and i == 0, last and i == len(items) - 1
+            self._item(str(op), argument, start, after, first=begins, last=ends)
             start = after
         self._free[start].append(end)
 
-    def _item(self, name: str, argument: Any, start: int, end: int) -> None:
+    def _item(
+        self, name: str, argument: Any, start: int, end: int, *, first: bool, last: bool
+    ) -> None:
         if name in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
             self._edges[start].append((_test(name, argument), end))
         elif name == "BRANCH":
             for option in argument[1]:
-                self._sequence(list(option), start, end)
+                self._sequence(list(option), start, end, first=first, last=last)
         elif name == "SUBPATTERN":
             _, added, removed, inner = argument
             if added or removed:
                 raise UserError("flags such as (?i:...) are not supported in a pattern")
-            self._sequence(list(inner), start, end)
+            self._sequence(list(inner), start, end, first=first, last=last)
         elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
             if name == "POSSESSIVE_REPEAT":
                 raise UserError("possessive repetition is not supported in a pattern")
             least, most, items = argument
             self._repeat(least, most, items, start, end)
+        elif name == "AT":
+            raise UserError("anchors inside a pattern are not supported: it is the whole text")
         else:
             raise UserError(
                 f"{name.lower().replace('_', ' ')} is not supported in a pattern: only characters, "
@@ -127,6 +134,10 @@ class Pattern:
             self._sequence(list(items), start, after)
             start = after
         self._free[start].append(end)
+
+
+def _is_anchor(item: tuple[Any, Any], *kinds: str) -> bool:
+    return str(item[0]) == "AT" and str(item[1]) in kinds
 
 
 def _test(name: str, argument: Any) -> Test:
