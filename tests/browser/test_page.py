@@ -38,6 +38,18 @@ def generate(
     finished(page)
 
 
+def reload_with(page: Any, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Load the page again, with other models on offer than the server has."""
+
+    def answer(route: Any) -> None:
+        told = route.fetch().json()
+        change(told["data"])
+        route.fulfill(json=told)
+
+    page.route("**/v1/models", answer)
+    page.reload()
+
+
 def finished(page: Any) -> None:
     page.wait_for_selector("#panes[aria-busy=false]")
 
@@ -210,6 +222,75 @@ def test_a_link_replays_the_same_generation(open_page: Opener) -> None:
     assert shown(again) != shown(page)
 
 
+def test_a_link_says_only_what_differs(open_page: Opener, server: Server) -> None:
+    page = open_page("#model=pocket-mdlm&text=It+was&seed=5&steps=8")
+    finished(page)
+    body = {"model": "pocket-mdlm", "template": "It was<mask:48>", "steps": 8, "seed": 5}
+    assert shown(page) == states(server, **body)[-1]
+    fields = {name: page.input_value(f"#{name}") for name in ("sampler", "temperature", "tokens")}
+    assert fields == {"sampler": "ancestral", "temperature": "1", "tokens": "48"}
+    assert page.locator("#notice").is_hidden()
+    page.goto(page.url.replace("steps=8", "steps=6").replace("It+was", ""))
+    page.wait_for_selector("#clock:has-text('/ 7')")
+    assert page.input_value("#text") == "", "an empty text was asked for"
+
+
+def test_a_link_asks_for_what_there_is_not(open_page: Opener) -> None:
+    five = "&".join(f"model={name}" for name in (*MODELS, "fourth", "other"))
+    page = open_page()
+    page.wait_for_selector("[name=model]")
+    link = f"#{five}&steps=8&sampler=magic&top_p=7&k=x&tokens=2.5&seed=5&text=It+was+____."
+    page.evaluate("link => history.replaceState(null, '', link)", link)
+    reload_with(page, lambda entries: entries.append({**entries[0], "id": "fourth"}))
+    finished(page)
+    assert page.locator(".pane").count() == 3 and page.locator(".error:visible").count() == 0
+    said = page.inner_text("#notice")
+    parts = (
+        "no model other", "only 3 models", "sampler cannot be magic", "top_p cannot be 7",
+        "k cannot be x", "tokens cannot be 2.5, it is 48",
+    )  # fmt: skip
+    for part in parts:
+        assert part in said
+    assert "steps" not in said and page.input_value("#sampler") == "ancestral"
+    check_accessible(page)
+
+
+def test_back_goes_to_the_generation_before(open_page: Opener) -> None:
+    page = open_page()
+    texts = []
+    for seed in (5, 6):
+        generate(page, BLANKS, seed=seed)
+        texts.append(shown(page))
+    assert texts[0] != texts[1]
+    for go, seed in ((page.go_back, 5), (page.go_forward, 6)):
+        go()
+        page.wait_for_selector(f".facts:has-text('seed {seed}')")
+        assert shown(page) == texts[seed - 5] and page.input_value("#seed") == str(seed)
+    page.go_back()
+    page.go_back()
+    until(lambda: page.locator(".pane").count() == 0)
+    assert page.locator("#player").is_hidden() and page.locator("#form").is_visible()
+
+
+def test_limits_of_the_models_are_those_of_the_fields(open_page: Opener) -> None:
+    page = open_page()
+    limits = {MODELS[0]: {"max_steps": 16, "max_tokens": 24}, MODELS[1]: {"max_steps": 20}}
+
+    def limited(entries: list[dict[str, Any]]) -> None:
+        for entry in entries:
+            entry["xdlm"] = limits.get(entry["id"], {})
+
+    reload_with(page, limited)
+    page.wait_for_selector("[name=model]")
+    there = {name: page.get_attribute(f"#{name}", "max") for name in ("steps", "tokens")}
+    assert there == {"steps": "16", "tokens": "24"} and page.input_value("#steps") == "16"
+    page.uncheck(f"[name=model][value={MODELS[0]}]")
+    assert page.get_attribute("#steps", "max") == "20"
+    page.fill("#steps", "21")
+    page.click("#generate")
+    assert page.locator("#steps:invalid").count() == 1 and page.locator(".pane").count() == 0
+
+
 def test_saved_files(open_page: Opener, tmp_path: Path) -> None:
     page = open_page()
     generate(page, BLANKS)
@@ -259,6 +340,7 @@ def test_stopping_ends_the_work(open_page: Opener, server: Server) -> None:
     until(lambda: server.metric("xdlm_requests_total", **about) > before)
     server.idle()
     assert page.locator("#stop").is_hidden()
+    assert page.inner_text("#status") == "Stopped" and page.inner_text(".facts") == "stopped"
 
 
 def test_errors_are_told_where_they_belong(open_page: Opener) -> None:
@@ -275,8 +357,11 @@ def test_a_server_with_a_key(open_page: Opener) -> None:
         page = open_page(at=server, allowed="401")
         page.wait_for_selector("#key-field:not([hidden])")
         check_accessible(page)
-        page.fill("#key", "abc")
+        page.fill("#key", "wrong")
         page.keyboard.press("Tab")
+        page.wait_for_selector("#notice:has-text('key')")
+        page.fill("#key", "abc")
+        page.keyboard.press("Enter")
         page.wait_for_selector("[name=model]")
         page.fill("#text", "It was ____.")
         page.click("#generate")
@@ -291,6 +376,7 @@ def test_on_a_phone(open_page: Opener, tmp_path: Path) -> None:
         device_scale_factor=2,
     )  # fmt: skip
     generate(page, BLANKS, models=MODELS)
+    assert page.locator("#player").bounding_box()["y"] < 100, "results come into sight"
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390, "nothing sticks out"
     boxes = [page.locator(".pane").nth(i).bounding_box() for i in range(3)]

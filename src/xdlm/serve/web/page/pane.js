@@ -37,7 +37,8 @@ export class Pane {
         grown();
       }
     } catch (error) {
-      if (error.name !== "AbortError") this.fail(error.message);
+      if (error.name === "AbortError") this.find(".facts").textContent = "stopped";
+      else this.fail(error.message);
     } finally {
       this.finished = true;
       grown();

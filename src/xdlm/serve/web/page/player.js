@@ -32,6 +32,13 @@ export class Player {
     if (!calm.matches) this.play();
   }
 
+  /** There is nothing to show any more. */
+  forget() {
+    this.pause();
+    this.panes = [];
+    byId("player").hidden = true;
+  }
+
   /** A pane has one more step. They may come faster than they can be drawn. */
   grown() {
     if (this.finished) this.#refresh();
@@ -77,6 +84,7 @@ export class Player {
   #refresh() {
     cancelAnimationFrame(this.refreshing);
     this.refreshing = null;
+    if (!this.panes.length) return;
     byId("step").max = Math.max(0, ...this.panes.map((pane) => pane.run.steps));
     for (const pane of this.panes) pane.drawChart();
     // Those who want no motion see the first state, and then the last.
