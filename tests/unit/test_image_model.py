@@ -23,6 +23,7 @@ from xdlm.errors import UserError
 from xdlm.evaluation.records import read_records
 from xdlm.images import ImageModel, load_image_model
 from xdlm.models import UNetConfig
+from xdlm.report import read_recording
 from xdlm.report.colours import LOOKS
 from xdlm.report.grid import image_grid, png
 from xdlm.report.strip import BLANK, change_maps, picked_frames, states, strip
@@ -186,10 +187,10 @@ def test_strips_show_states_and_changes() -> None:
 
 def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> None:
     run, out = str(folder / "run"), folder / "painted"
-    files = {name: str(out / name) for name in ("all.png", "strip.png", "film.gif")}
+    files = {name: str(out / name) for name in ("all.png", "strip.png", "film.gif", "run.json")}
     main(["paint", "--model", run, run, "--n", "4", "--steps", "3", "--guidance", "2", "--label", "1",
           "--device", "cpu", "--columns", "2", "--zoom", "1", "--out", files["all.png"],
-          "--strip", files["strip.png"], "--gif", files["film.gif"]])  # fmt: skip
+          "--strip", files["strip.png"], "--trajectory", files["film.gif"]])  # fmt: skip
     with Image.open(files["all.png"]) as picture:
         assert picture.size == (17, 2 * 17 + 4)
         page = np.asarray(picture)
@@ -199,6 +200,13 @@ def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> No
     with Image.open(files["film.gif"]) as picture:
         assert 2 < picture.n_frames <= 5  # equal ones in a row are one
     assert "8 forward passes" in " ".join(capsys.readouterr().err.split())
+    main(["paint", "--model", run, "--n", "2", "--steps", "3", "--device", "cpu", "--zoom", "1", "--out",
+          files["all.png"], "--trajectory", files["run.json"]])  # fmt: skip
+    recording = read_recording(Path(files["run.json"]))
+    last = np.stack([states(recording.trajectory, recording.decoder, i)[-1] for i in range(2)])
+    with Image.open(files["all.png"]) as picture:
+        np.testing.assert_array_equal(np.asarray(picture)[:, :17], image_grid(last, columns=2))
+    assert recording.details["classes"] == "0, 1" and recording.details["steps"] == "3"
 
 
 def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -207,6 +215,7 @@ def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture)
         ("--label", "7"): "labels must lie in 0..2, got 7",
         ("--frames", "1"): "--frames 2",
         ("--steps", "0"): "at least 1 step",
+        ("--trajectory", "film.mp4"): "ends in none of them",
     }.items():
         with pytest.raises(SystemExit) as stop:
             main(["paint", "--model", str(folder / "run"), "--device", "cpu", *flags])

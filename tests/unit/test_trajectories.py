@@ -47,6 +47,7 @@ def errors(value: Any, schema: dict[str, Any], at: str = "$") -> Iterator[str]:
     known = {
         "$schema", "title", "description", "type", "required", "additionalProperties", "properties",
         "const", "items", "prefixItems", "minItems", "maxItems", "minimum", "maximum",
+        "enum",
     }  # fmt: skip
     assert set(schema) <= known, set(schema) - known
     types = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float),
@@ -56,7 +57,7 @@ def errors(value: Any, schema: dict[str, Any], at: str = "$") -> Iterator[str]:
     if allowed and not any(isinstance(value, types[name]) for name in allowed):
         yield f"{at}: {value!r} is no {allowed}"
         return
-    if "const" in schema and value != schema["const"]:
+    if value not in schema.get("enum", [schema.get("const", value)]):
         yield f"{at}: {value!r}"
     if isinstance(value, (int, float)) and not (
         schema.get("minimum", value) <= value <= schema.get("maximum", value)

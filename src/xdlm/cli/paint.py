@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
 from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
+from xdlm.report.exporting import check_format, export
 from xdlm.report.grid import image_grid, png
-from xdlm.report.strip import gif, states, strip
+from xdlm.report.recording import Recording
+from xdlm.report.strip import strip
 from xdlm.sampling import Filter, Guidance, SamplerConfig
 
 _DESCRIPTION = """Generate images with one or several models, as a picture of them all.
@@ -26,7 +27,8 @@ about, with a row below it of what pixels did: unmasked (green), refined (blue),
 examples:
   xdlm paint --model runs/cpu-pixels --n 20 --out images.png
   xdlm paint --model runs/cifar10-mdlm runs/cifar10-xdlm-k0.1 --guidance 2 --steps 8 --strip strip.png
-  xdlm paint --model runs/cifar10-udlm --label 3 --n 9 --steps 64 --gif cats.gif
+  xdlm paint --model runs/cifar10-udlm --label 3 --n 9 --steps 64 --trajectory cats.gif
+  xdlm paint --n 4 --trajectory images.json && xdlm view images.json
 """
 
 
@@ -60,8 +62,10 @@ class Options:
     """A picture of how the first image of each model came about."""
     frames: int = 9
     """States in a strip."""
-    gif: str | None = None
-    """A film of how the images of the first model came about."""
+    trajectory: str | None = None
+    """Write how the images of the first model came about: as data (.json, see `xdlm view`), as a page that
+    stands alone (.html), as a film (.gif), or the first of them as a drawing (.svg). Data and pages know no
+    codec: there a code is one colour."""
     zoom: int = 2
     """Every pixel is drawn so many pixels wide."""
     weights: Literal["ema", "raw"] = "ema"
@@ -96,9 +100,9 @@ def run(arguments: list[str]) -> None:
     if options.strip is not None:
         picture = strip(paths, frames=options.frames)
         write_atomic(Path(options.strip), png(picture, zoom=options.zoom))
-    if options.gif is not None:
-        film = [states(*paths[0], i) for i in range(options.n)]
-        write_atomic(Path(options.gif), gif(_pages(film, options.columns), zoom=options.zoom))
+    if options.trajectory is not None:
+        recording = Recording.of_images(*paths[0], _details(models[0], options, drawn[0]))
+        export(recording, Path(options.trajectory), title="How the images came about")
     for name, model, sample in zip(options.model, models, drawn, strict=True):
         console().print(
             f"{name} ({model.weights} weights): {options.steps} steps, {sample.nfe} forward passes",
@@ -109,6 +113,8 @@ def run(arguments: list[str]) -> None:
 def _checked(options: Options) -> SamplerConfig:
     if not options.model:
         raise UserError("--model needs at least one folder")
+    if options.trajectory is not None:
+        check_format(Path(options.trajectory))
     if min(options.columns, options.zoom, options.batch) < 1 or options.frames < 2:
         raise UserError("--columns, --zoom and --batch must be at least 1, and --frames 2")
     return SamplerConfig(
@@ -124,10 +130,20 @@ def _draw(model: ImageModel, config: SamplerConfig, options: Options) -> ImageSa
     with progress("painting") as show:
         return model.sample(
             options.n, labels=labels, config=config, seed=options.seed, batch=options.batch,
-            trajectory=options.strip is not None or options.gif is not None, on_step=show,
+            trajectory=options.strip is not None or options.trajectory is not None, on_step=show,
         )  # fmt: skip
 
 
-def _pages(film: list[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
-    """All images at every step, [T+1, h, w, 3]."""
-    return np.stack([image_grid(images, columns=columns) for images in np.stack(film, axis=1)])
+def _details(model: ImageModel, options: Options, drawn: ImageSample) -> dict[str, str]:
+    process = model.config.process
+    return {
+        "model": f"{options.model[0]}, step {model.step}, {model.weights} weights",
+        "noise": process.kind + (f", k = {process.k}" if process.k is not None else ""),
+        "classes": ", ".join(map(str, drawn.labels.tolist())),
+        "steps": str(options.steps),
+        "forward passes": str(drawn.nfe),
+        "guidance": f"{options.guidance}, {options.schedule}",
+        "seed": str(options.seed),
+        "temperature": str(options.temperature),
+        "top-p": str(options.top_p),
+    }

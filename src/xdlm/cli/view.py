@@ -11,20 +11,23 @@ from rich.console import Console
 
 from xdlm.cli.options import parse, positional
 from xdlm.errors import UserError
-from xdlm.report import trajectory_panel
+from xdlm.report.blocks import recording_panel
 from xdlm.report.exporting import check_format, export
 from xdlm.report.recording import read_recording
 from xdlm.report.viewer import scrub
 
-_DESCRIPTION = """Look at a trajectory that `xdlm sample --trajectory FILE.json` recorded.
+_DESCRIPTION = """Look at a trajectory: what `xdlm sample` or `xdlm paint` wrote by --trajectory FILE.json.
 
-On a terminal the arrow keys lead back and forth through the steps, and up and down through the texts; space
-plays, q quits. Where input or output is no terminal, or with --frames, some frames are printed.
+On a terminal the arrow keys lead back and forth through the steps, and up and down through the texts or
+images; space plays, q quits. Where input or output is no terminal, or with --frames, some frames are
+printed. An image is drawn with two pixels in every character, and beside it what changed; a code has one
+colour, for the file holds no codec.
 
 examples:
   xdlm view run.json
   xdlm view run.json --sample 2 --frames 10
   xdlm view run.json --to run.gif
+  xdlm paint --n 4 --trajectory images.json && xdlm view images.json
 """
 
 
@@ -33,11 +36,11 @@ class Options:
     file: Annotated[str, positional()]
     """The recording, as JSON."""
     sample: int = 1
-    """Which text, from 1."""
+    """Which text or image, from 1."""
     frames: int | None = None
     """Print so many frames, evenly spaced, instead of waiting for keys."""
     to: str | None = None
-    """Write it as .html, .svg, .gif or .json instead; pictures show the first text."""
+    """Write it as .html, .svg, .gif or .json instead; pictures show the first text, films all images."""
 
 
 def run(arguments: list[str]) -> None:
@@ -49,13 +52,10 @@ def run(arguments: list[str]) -> None:
     if not 1 <= options.sample <= n:
         raise UserError(f"--sample must lie in 1..{n}, got {options.sample}")
     if options.to is not None:
-        export(recording, Path(options.to), title="How the text came about")
+        export(recording, Path(options.to), title=f"How the {recording.kind} came about")
         return
     screen = Console()
     if options.frames is None and screen.is_terminal and sys.stdin.isatty():
         scrub(recording, screen, sample=options.sample - 1)
         return
-    panel = trajectory_panel(
-        recording.trajectory, recording, options.sample - 1, options.frames or 6
-    )
-    screen.print(panel)
+    screen.print(recording_panel(recording, options.sample - 1, options.frames or 6))

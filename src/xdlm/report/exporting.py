@@ -5,23 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from xdlm.errors import UserError, did_you_mean
 from xdlm.files import write_atomic
+from xdlm.report.blocks import recording_panel
+from xdlm.report.grid import image_grid
 from xdlm.report.html import trajectory_page
-from xdlm.report.pictures import trajectory_gif, trajectory_svg
+from xdlm.report.pictures import panel_svg, trajectory_gif
 from xdlm.report.recording import Recording
+from xdlm.report.strip import gif, states
+
+#: Pixels that a film of images has across, at least.
+_FILM_WIDTH = 256
 
 
 def _html(recording: Recording, title: str) -> str:
-    return trajectory_page(recording.trajectory, recording, title=title, details=recording.details)
+    return trajectory_page(
+        recording.trajectory, recording, title=title, details=recording.details,
+        layout=recording.layout,
+    )  # fmt: skip
 
 
-#: By the end of the file's name. Pages and data hold all texts, pictures the first.
+def _svg(recording: Recording, title: str) -> str:
+    return panel_svg(recording_panel(recording))
+
+
+def _gif(recording: Recording, title: str) -> bytes:
+    path = recording.trajectory
+    if recording.layout is None:
+        return trajectory_gif(path, recording)
+    every = [states(path, recording.decoder, i) for i in range(path.frames.shape[1])]
+    pages = np.stack([image_grid(images) for images in np.stack(every, axis=1)])
+    return gif(pages, zoom=-(-_FILM_WIDTH // pages.shape[2]))
+
+
+#: By the end of the file's name. Pages and data hold all samples, films all images or the first text,
+#: drawings the first sample.
 FORMATS: dict[str, Callable[[Recording, str], str | bytes]] = {
     "html": _html,
     "json": lambda recording, title: recording.to_json(),
-    "svg": lambda recording, title: trajectory_svg(recording.trajectory, recording),
-    "gif": lambda recording, title: trajectory_gif(recording.trajectory, recording),
+    "svg": _svg,
+    "gif": _gif,
 }
 
 

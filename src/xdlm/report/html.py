@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from html import escape
 from importlib import resources
 from typing import Any
@@ -13,15 +14,21 @@ import torch
 from torch import Tensor
 
 from xdlm.report.colours import LOOKS, MASK
+from xdlm.report.image_tokens import Layout
 from xdlm.report.pieces import visible
 from xdlm.report.recording import Speller
 from xdlm.sampling import Trajectory
 
+_TEXT_HINT = "Point at a token, or tap it, for its history."
+_IMAGE_HINT = "On the left the image, with masks in grey; on the right what the step changed."
+
 
 def trajectory_page(
-    trajectory: Trajectory, tokenizer: Speller, *, title: str, details: Mapping[str, str]
-) -> str:
-    """All samples of a run, step by step, with a slider; `details` goes into a small table.
+    trajectory: Trajectory, tokenizer: Speller, *, title: str, details: Mapping[str, str],
+    layout: Layout | None = None,
+) -> str:  # fmt: skip
+    """All samples of a run, step by step, with a slider; `details` goes into a small table. With a `layout`
+    they are images, and `tokenizer` spells colours.
 
     The page asks for nothing beyond itself, and its content policy has the browser enforce that.
     """
@@ -31,14 +38,17 @@ def trajectory_page(
             "title": escape(title),
             "details": _details_rows(details),
             "legend": _legend(),
+            "hint": _TEXT_HINT if layout is None else _IMAGE_HINT,
             "style": theme() + _part("page.css"),
             "script": _part("page.js"),
-            "data": _embeddable(page_data(trajectory, tokenizer)),
+            "data": _embeddable(page_data(trajectory, tokenizer, layout)),
         },
     )
 
 
-def page_data(trajectory: Trajectory, tokenizer: Speller) -> dict[str, Any]:
+def page_data(
+    trajectory: Trajectory, tokenizer: Speller, layout: Layout | None = None
+) -> dict[str, Any]:
     """What the script of the page draws.
 
     Most positions keep still in most steps, so a sample is its first frame and then, for each step,
@@ -52,6 +62,7 @@ def page_data(trajectory: Trajectory, tokenizer: Speller) -> dict[str, Any]:
     else:
         probs = (1000 * trajectory.probs).round().nan_to_num(-1).int()
     return {
+        "image": None if layout is None else asdict(layout),
         "ids": ids.tolist(),
         "pieces": [visible(piece) for piece in tokenizer.pieces(ids.tolist())],
         "masks": [

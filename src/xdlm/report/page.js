@@ -51,18 +51,54 @@
     run = unfold(data.samples[sample]);
     closeHistory();
     byId("text").replaceChildren();
-    run.frames[0].forEach((_, position) => {
-      byId("text").append(""); // where the space before the token goes, see show()
-      add(byId("text"), "span").dataset.position = position;
-    });
+    if (data.image) makeCanvases();
+    else makeTokens();
     drawChart();
     show(step);
   }
 
-  function show(wanted) {
-    step = Math.max(0, Math.min(steps, wanted));
-    const frame = run.frames[step];
-    const change = run.changes[step];
+  function makeTokens() {
+    run.frames[0].forEach((_, position) => {
+      byId("text").append(""); // where the space before the token goes, see showTokens()
+      add(byId("text"), "span").dataset.position = position;
+    });
+  }
+
+  /** One for the image, one for what changed: a pixel of them is a cell. */
+  function makeCanvases() {
+    for (const label of ["The image at this step", "What the step changed"]) {
+      const canvas = add(byId("text"), "canvas");
+      canvas.width = canvas.height = data.image.cells;
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", label);
+    }
+  }
+
+  const bytes = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+
+  function showImage(frame, change) {
+    const { cells, channels } = data.image;
+    const [state, changed] = [...byId("text").children].map((canvas) => canvas.getContext("2d"));
+    const style = getComputedStyle(document.documentElement);
+    const looks = Object.values(kinds).map((name) => bytes(style.getPropertyValue(`--${name}`).trim()));
+    const codes = Object.keys(kinds);
+    const image = state.createImageData(cells, cells);
+    const map = changed.createImageData(cells, cells);
+    for (let cell = 0; cell < cells * cells; cell += 1) {
+      let most = 0; // channels may do several things: what is drawn is the last kind
+      for (let part = 0; part < 3; part += 1) {
+        const position = cell * channels + (channels === 3 ? part : 0);
+        image.data[4 * cell + part] = palette[frame[position]][part];
+        most = Math.max(most, change.get(position) ?? 0);
+      }
+      image.data[4 * cell + 3] = 255;
+      if (most) map.data.set([...looks[codes.indexOf(String(most))], 255], 4 * cell);
+    }
+    state.putImageData(image, 0, 0);
+    changed.putImageData(map, 0, 0);
+  }
+
+  function showTokens(frame, change) {
     const spans = byId("text").children;
     frame.forEach((token, position) => {
       const masked = masks.has(token);
@@ -77,6 +113,13 @@
       const heldNow = position === held ? "held" : "";
       span.className = [masked ? "masked" : "", kind, heldNow].filter(Boolean).join(" ");
     });
+  }
+
+  function show(wanted) {
+    step = Math.max(0, Math.min(steps, wanted));
+    const frame = run.frames[step];
+    if (data.image) showImage(frame, run.changes[step]);
+    else showTokens(frame, run.changes[step]);
 
     const summary = [];
     for (const kind in kinds) {
@@ -224,6 +267,7 @@
     });
   }
 
+  const palette = data.image ? data.pieces.map(bytes) : [];
   data.samples.forEach((_, index) => {
     add(byId("sample"), "option", `${index + 1} of ${data.samples.length}`).value = index;
   });

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.terminal_theme import TerminalTheme
 
 from xdlm.errors import UserError
@@ -53,11 +53,15 @@ def trajectory_svg(
     trajectory: Trajectory, tokenizer: Speller, *, sample: int = 0, n_frames: int = 6
 ) -> str:
     """The panel that the terminal shows, as a drawing that any browser or editor opens."""
+    return panel_svg(trajectory_panel(trajectory, tokenizer, sample, n_frames))
+
+
+def panel_svg(panel: RenderableType) -> str:
     console = Console(
         record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         legacy_windows=False, _environ={},
     )  # fmt: skip
-    console.print(trajectory_panel(trajectory, tokenizer, sample, n_frames))
+    console.print(panel)
     return console.export_svg(title="", theme=_PAPER, code_format=_SVG, unique_id="xdlm")
 
 

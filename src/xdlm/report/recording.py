@@ -1,8 +1,9 @@
-"""A sampling run as data: the first state of each text and every event after it, as one JSON document.
+"""A sampling run as data: the first state of each text or image and every event after it, as one document.
 
-`trajectory.schema.json` beside this file is its schema. An event is [step, position, from, to,
+It is JSON; `trajectory.schema.json` beside this file is its schema. An event is [step, position, from, to,
 probability]: in step `step` (from 1) the token at `position` (from 0) became another one, to which the
-model gave that probability, before temperature and nucleus; null where it came from the noise.
+model gave that probability, before temperature and nucleus; null where it came from the noise. Every token
+that the run visited is listed with its text or, of an image, with its colour.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from xdlm.errors import UserError
+from xdlm.report.image_tokens import Decoder, Layout, Palette, colours_of
 from xdlm.sampling import Trajectory
+from xdlm.tokens import ImageTokenizer
 
 FORMAT, VERSION = "xdlm-trajectory", 1
 SCHEMA = "trajectory.schema.json"
@@ -44,16 +49,39 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """A run with the text of every token that it visited, and what it was made with."""
+    """A run with the text of every token that it visited, and what it was made with; a run of images with
+    colours for texts, and where tokens stand."""
 
     trajectory: Trajectory
     spelling: Mapping[int, str]
     details: Mapping[str, str]
+    layout: Layout | None = None
+    tokenizer: Decoder | None = field(default=None, compare=False, repr=False)
+    """What makes images of the tokens, where it is at hand: a file holds colours alone."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, speller: Speller, details: Mapping[str, str]) -> Recording:
         ids = trajectory.frames.unique().tolist()
         return cls(trajectory, dict(zip(ids, speller.pieces(ids), strict=True)), details)
+
+    @classmethod
+    def of_images(
+        cls, trajectory: Trajectory, tokenizer: ImageTokenizer, details: Mapping[str, str]
+    ) -> Recording:
+        colours = colours_of(tokenizer, trajectory.frames.unique().tolist())
+        return cls(trajectory, colours, details, Layout.of(tokenizer), tokenizer)
+
+    @property
+    def kind(self) -> str:
+        return "text" if self.layout is None else "image"
+
+    @property
+    def decoder(self) -> Decoder:
+        """What makes images of the tokens."""
+        assert self.layout is not None, "a text is no image"
+        if self.tokenizer is not None:
+            return self.tokenizer
+        return Palette(self.layout, self.spelling, self.trajectory.special_ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.spelling[i] for i in ids]
@@ -64,6 +92,8 @@ class Recording:
         return {
             "format": FORMAT,
             "version": VERSION,
+            "kind": self.kind,
+            **({} if self.layout is None else {"image": asdict(self.layout)}),
             "details": dict(self.details),
             "times": list(path.times),
             "masks": list(path.special_ids),
@@ -75,7 +105,7 @@ class Recording:
         }
 
     def to_json(self) -> str:
-        """The document, one line per text, so that files can be compared line by line."""
+        """The document, one line per sample, so that files can be compared line by line."""
         head = self.document()
         samples = ",\n".join(json.dumps(s, separators=(",", ":")) for s in head.pop("samples"))
         fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
@@ -83,7 +113,7 @@ class Recording:
 
 
 def events(trajectory: Trajectory, sample: int) -> Iterator[Event]:
-    """What changed in one text, in the order of steps and then of positions."""
+    """What changed in one sample, in the order of steps and then of positions."""
     frames = trajectory.frames[:, sample]
     step, position = (frames[1:] != frames[:-1]).nonzero().unbind(1)
     before, after = frames[step, position], frames[step + 1, position]
@@ -109,11 +139,11 @@ def read_recording(file: Path) -> Recording:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{file} is not JSON; xdlm sample --trajectory FILE.json writes what can be viewed"
+            f"{file} is not JSON; xdlm sample or paint --trajectory FILE.json writes what can be viewed"
         ) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError(
-            f"{file} is not a trajectory; xdlm sample --trajectory FILE.json writes one"
+            f"{file} is not a trajectory; xdlm sample or paint --trajectory FILE.json writes one"
         )
     if data.get("version") != VERSION:
         raise UserError(f"{file} has version {data.get('version')}; this xdlm reads {VERSION}")
@@ -131,27 +161,59 @@ def _unfold(data: Mapping[str, Any]) -> Recording:
     length = len(samples[0]["first"])
     if not times or len(times) * len(samples) * length > MAX_TOKENS:
         raise ValueError(f"{len(times)} frames of {len(samples)} x {length} tokens")
+    layout = _layout(data, length)
     first = torch.tensor([sample["first"] for sample in samples], dtype=torch.int32)
     frames = first.expand(len(times), -1, -1).clone()
     probs = torch.full((len(times) - 1, *first.shape), math.nan)
     for number, sample in enumerate(samples):
-        _replay(sample["events"], frames[:, number], probs[:, number])
+        _replay(sample["events"], frames[:, number].numpy(), probs[:, number].numpy())
     unknown = set(frames.unique().tolist()) - set(spelling)
     if unknown:
-        raise ValueError(f"tokens without text: {sorted(unknown)[:3]}")
+        raise ValueError(f"tokens without text or colour: {sorted(unknown)[:3]}")
     details = {str(name): str(value) for name, value in data["details"].items()}
-    return Recording(Trajectory(frames, times, masks, probs), spelling, details)
+    if layout is not None:
+        Palette(layout, spelling, masks)  # refuses what is no colour
+    return Recording(Trajectory(frames, times, masks, probs), spelling, details, layout)
+
+
+def _layout(data: Mapping[str, Any], length: int) -> Layout | None:
+    """Files that say nothing of their kind are of text."""
+    kind = data.get("kind", "text")
+    if kind not in ("text", "image"):
+        raise ValueError(f"kind {kind!r}")
+    layout = Layout(**data["image"]) if kind == "image" else None
+    if layout is not None and layout.length != length:
+        raise ValueError(f"{length} tokens for an image of {layout.length}")
+    return layout
 
 
 def _replay(
-    events: Sequence[Sequence[Any]], frames_TL: torch.Tensor, probs_TL: torch.Tensor
+    events: Sequence[Sequence[Any]], frames_TL: NDArray[np.int32], probs_TL: NDArray[np.float32]
 ) -> None:
-    for event in events:
-        step, position, before, after, probability = Event(*event)
-        if not (1 <= step < len(frames_TL) and 0 <= position < frames_TL.shape[1]):
-            raise ValueError(f"event {list(event)} is outside the run")
-        if int(frames_TL[step, position]) != before:
-            raise ValueError(f"event {list(event)} does not follow from the one before it")
-        frames_TL[step:, position] = after
-        if probability is not None:
-            probs_TL[step - 1, position] = probability
+    """Step by step, all events of a step at once: a run of images has millions."""
+    if not events:
+        return
+    *columns, told = zip(*events, strict=True)
+    step, position, before, after = (np.array(column) for column in columns)
+    if any(column.dtype.kind != "i" for column in (step, position, before, after)):
+        raise ValueError("an event with something else than whole numbers")
+    inside = (step >= 1) & (step < len(frames_TL)) & (position >= 0)
+    _check(inside & (position < frames_TL.shape[1]), events, "is outside the run")
+    once = np.unique(np.stack([step, position]), axis=1).shape[1] == len(events)
+    if not once:
+        raise ValueError("two events at one step and position")
+    follows = np.empty(len(events), dtype=bool)
+    order = np.argsort(step, kind="stable")
+    starts = np.searchsorted(step[order], np.arange(len(frames_TL) + 1))
+    for now in range(1, len(frames_TL)):
+        frames_TL[now] = frames_TL[now - 1]
+        own = order[starts[now] : starts[now + 1]]
+        follows[own] = frames_TL[now, position[own]] == before[own]
+        frames_TL[now, position[own]] = after[own]
+    _check(follows, events, "does not follow from the one before it")
+    probs_TL[step - 1, position] = [math.nan if p is None else p for p in told]
+
+
+def _check(holds: NDArray[np.bool_], events: Sequence[Sequence[Any]], says: str) -> None:
+    if not holds.all():
+        raise ValueError(f"event {list(events[int(np.argmin(holds))])} {says}")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from xdlm.errors import UserError
 from xdlm.report.colours import LOOKS, MASK
 from xdlm.report.grid import image_grid
+from xdlm.report.image_tokens import Decoder
 from xdlm.sampling import Change, Trajectory
-from xdlm.tokens import ImageTokenizer
 
 #: What is drawn where the channels of a pixel did several things: the first of these.
 _FIRST = (Change.REMASK, Change.REFINE, Change.UNMASK)
@@ -30,14 +30,12 @@ def picked_frames(trajectory: Trajectory, n: int) -> Trajectory:
     return Trajectory(trajectory.frames[torch.from_numpy(marks)], times, trajectory.special_ids)
 
 
-def states(trajectory: Trajectory, tokenizer: ImageTokenizer, sample: int = 0) -> NDArray[np.uint8]:
+def states(trajectory: Trajectory, tokenizer: Decoder, sample: int = 0) -> NDArray[np.uint8]:
     """Every state of one image, [T+1, side, side, 3]; masks are grey."""
     return tokenizer.decode(trajectory.frames[:, sample].numpy(), blank=BLANK)
 
 
-def change_maps(
-    trajectory: Trajectory, tokenizer: ImageTokenizer, sample: int = 0
-) -> NDArray[np.uint8]:
+def change_maps(trajectory: Trajectory, tokenizer: Decoder, sample: int = 0) -> NDArray[np.uint8]:
     """For every state of one image what its pixels did since the state before, in the paper's colours,
     [T+1, side, side, 3]; white where nothing changed."""
     code = tokenizer.per_pixel(trajectory.changes()[:, sample].numpy())
@@ -48,7 +46,7 @@ def change_maps(
 
 
 def strip(
-    runs: Sequence[tuple[Trajectory, ImageTokenizer]], *, frames: int = 9, changes: bool = True
+    runs: Sequence[tuple[Trajectory, Decoder]], *, frames: int = 9, changes: bool = True
 ) -> NDArray[np.uint8]:
     """One row for the first image of each run, and one below it for what changed."""
     rows = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -44,15 +44,24 @@ def trajectory_panel(
     trajectory: Trajectory, tokenizer: Speller, sample: int = 0, n_frames: int = 6
 ) -> RenderableType:
     """The first frame, the last, and evenly spaced ones between, with what their steps changed."""
+
+    def draw(frame: int) -> Text:
+        pieces = tokenizer.pieces(trajectory.frames[frame, sample].tolist())
+        return frame_text(trajectory, pieces, frame, sample)
+
+    return frames_panel(trajectory, sample, n_frames, draw, "text")
+
+
+def frames_panel(
+    trajectory: Trajectory, sample: int, n_frames: int, draw: Callable[[int], RenderableType],
+    what: str,
+) -> Panel:  # fmt: skip
+    """Some frames of a run, each below its heading."""
     parts: list[RenderableType] = []
     for frame in _selection(trajectory.steps, n_frames):
-        pieces = tokenizer.pieces(trajectory.frames[frame, sample].tolist())
-        parts += [
-            heading(trajectory, frame, sample),
-            frame_text(trajectory, pieces, frame, sample),
-            Text(),
-        ]
-    return Panel(Group(*parts[:-1]), title="from noise to text", subtitle=legend(), padding=(1, 2))
+        parts += [heading(trajectory, frame, sample), draw(frame), Text()]
+    title = f"from noise to {what}"
+    return Panel(Group(*parts[:-1]), title=title, subtitle=legend(), padding=(1, 2))
 
 
 def _selection(steps: int, n_frames: int) -> list[int]:

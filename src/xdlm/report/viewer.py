@@ -7,16 +7,17 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
 from xdlm.errors import UserError
+from xdlm.report.blocks import ImageFrame
 from xdlm.report.recording import Recording
 from xdlm.report.terminal import frame_text, heading, legend
 
-KEYS = "← → step   ↑ ↓ text   Home End   space play   q quit"
+KEYS = "← → step   ↑ ↓ sample   Home End   space play   q quit"
 _ESCAPES = {
     b"\x1b[D": "left", b"\x1b[C": "right", b"\x1b[A": "up", b"\x1b[B": "down",
     b"\x1bOD": "left", b"\x1bOC": "right", b"\x1bOA": "up", b"\x1bOB": "down",
@@ -54,15 +55,22 @@ class Place:
 
 
 def frame_panel(recording: Recording, place: Place) -> Panel:
-    """One frame of one text, with what led to it and what the keys do."""
+    """One frame of one text or image, with what led to it and what the keys do."""
     path = recording.trajectory
-    pieces = recording.pieces(path.frames[place.frame, place.sample].tolist())
     head = heading(path, place.frame, place.sample)
     n = path.frames.shape[1]
     if n > 1:
-        head.append(f"  text {place.sample + 1}/{n}", "dim")
-    body = Group(head, Text(), frame_text(path, pieces, place.frame, place.sample))
+        head.append(f"  {recording.kind} {place.sample + 1}/{n}", "dim")
+    body = Group(head, Text(), _frame(recording, place))
     return Panel(body, title=Text(KEYS, "dim"), subtitle=legend(), padding=(1, 2))
+
+
+def _frame(recording: Recording, place: Place) -> RenderableType:
+    if recording.layout is not None:
+        return ImageFrame(recording, place.frame, place.sample)
+    path = recording.trajectory
+    pieces = recording.pieces(path.frames[place.frame, place.sample].tolist())
+    return frame_text(path, pieces, place.frame, place.sample)
 
 
 def scrub(recording: Recording, console: Console, *, sample: int = 0) -> None:
