@@ -326,6 +326,26 @@ def test_key_and_origin(small: Server) -> None:
         "POST", "/v1/completions", SHORT, Origin="http://good.example", **KEY
     )
     assert (status, headers["access-control-allow-origin"]) == (200, "http://good.example")
+    lower = {"Authorization": "bearer open sesame"}
+    assert small.send("GET", "/v1/models", **lower)[0] == 200, "the scheme has no case"
+
+
+def test_a_browser_gets_past_the_key(small: Server) -> None:
+    """What it asks before it may show the key, and a refusal that its page can read."""
+    asks = {"Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}  # fmt: skip
+    for origin, status in (("http://good.example", 200), ("http://evil.example", 400)):
+        got, headers, content = small.send("OPTIONS", "/v1/completions", Origin=origin, **asks)
+        assert got == status, content
+        assert (headers.get("access-control-allow-origin") == origin) == (status == 200)
+        if status == 200:
+            assert "x-stainless-lang" in headers["access-control-allow-headers"]
+        else:
+            assert json.loads(content)["error"]["code"] == 400
+    status, headers, content = small.send(
+        "POST", "/v1/completions", SHORT, Origin="http://good.example", Authorization="Bearer no"
+    )
+    assert (status, headers["access-control-allow-origin"]) == (401, "http://good.example")
 
 
 def test_full_queue_and_time_out(small: Server) -> None:

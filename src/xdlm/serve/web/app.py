@@ -11,10 +11,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp
 
 from xdlm import __version__
 from xdlm.errors import UserError
@@ -23,7 +23,7 @@ from xdlm.serve.service import Served, Service
 from xdlm.serve.web.answers import CompletionAnswer, InfillAnswer, TrajectoryAnswer
 from xdlm.serve.web.bodies import Completion, Film, Infill, Score
 from xdlm.serve.web.failures import answer_to, closing
-from xdlm.serve.web.guard import Guard, Json, failure
+from xdlm.serve.web.guard import Cors, Guard, Json, failure
 from xdlm.serve.web.metrics import exposition
 from xdlm.serve.web.schema import FAILURES, describe
 from xdlm.serve.web.static import page_routes
@@ -36,14 +36,9 @@ def make_app(
     key: str | None = None,
     max_body: int = 1 << 20,
     origins: Sequence[str] = (),
-) -> Guard:
+) -> ASGIApp:
     """The application, with its guard in front."""
     app = FastAPI(title="xdlm", version=__version__, docs_url=None, redoc_url=None)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
-        )  # fmt: skip
     _add_errors(app)
     app.include_router(page_routes())
     guard = Guard(app, key=key, max_body=max_body)
@@ -83,7 +78,7 @@ def make_app(
         return await _score(service.find(body.model), body, http)
 
     describe(app, service)
-    return guard
+    return Cors(guard, origins) if origins else guard
 
 
 def _described(one: Served) -> dict[str, Any]:

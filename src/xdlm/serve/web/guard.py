@@ -8,9 +8,11 @@ import hmac
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -104,7 +106,8 @@ class Guard:
     def _knows(self, authorization: bytes) -> bool:
         if self.key is None:
             return True
-        return hmac.compare_digest(authorization, b"Bearer " + self.key.encode())
+        scheme, _, key = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self.key.encode())
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
         """The whole body; None where it is too large."""
@@ -121,6 +124,26 @@ class Guard:
                 return None
             if not message.get("more_body", False):
                 return body
+
+
+class Cors(CORSMiddleware):
+    """In front of the guard: a browser asks what it may do before it shows its key, and can read a refusal
+    only with these headers."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        super().__init__(
+            app, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )  # fmt: skip
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        why = bytes(answer.body).decode()
+        return failure(
+            answer.status_code, why, kind="invalid_request_error", headers={"Vary": "Origin"}
+        )
 
 
 def _is_open(path: str) -> bool:

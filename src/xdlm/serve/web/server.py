@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from xdlm.errors import UserError
 from xdlm.serve.service import Service
-from xdlm.serve.web.guard import Guard
 
 
 class _Server(uvicorn.Server):
@@ -57,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    app: Guard,
+    app: ASGIApp,
     service: Service,
     listener: socket.socket,
     *,
