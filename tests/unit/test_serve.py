@@ -38,6 +38,7 @@ def test_models_health_and_metrics(server: Server) -> None:
     models = json.loads(server.send("GET", "/v1/models")[2])["data"]
     assert [m["id"] for m in models] == ["pocket", "pocket-mdlm"]
     assert [(m["noise"], m["max_length"]) for m in models] == [("mixed", 160), ("masked", 160)]
+    assert models[0]["xdlm"]["max_tokens"] == 160 and models[0]["xdlm"]["max_steps"] == 1024
     assert json.loads(server.send("GET", "/v1/models/pocket-mdlm")[2])["id"] == "pocket-mdlm"
     assert json.loads(server.send("GET", "/healthz")[2]) == {"status": "ok"}
     before = server.metric("xdlm_requests_total", model="pocket", outcome="finished")
@@ -105,7 +106,7 @@ def test_stop_cuts_the_text(server: Server) -> None:
 def test_stream_adds_up_to_the_answer(server: Server, extra: dict[str, Any]) -> None:
     body = {**SHORT, "n": 2, **extra}
     whole = server.post("/v1/completions", **body)
-    events = server.events("/v1/completions", **body)
+    events = server.events("/v1/completions", **body, stream_options={"include_usage": True})
     texts = {0: "", 1: ""}
     early = 0
     for event in events:
@@ -131,13 +132,38 @@ def test_openai_client_completes_and_streams(server: Server) -> None:
     own = {"steps": 6}
     answer = client.completions.create(**asked, extra_body=own)
     assert answer.choices[0].text == server.post("/v1/completions", **SHORT)["choices"][0]["text"]
-    parts = client.completions.create(**asked, stream=True, extra_body=own)
-    text = "".join(choice.text for part in parts for choice in part.choices)
+    text = ""
+    for part in client.completions.create(**asked, stream=True, extra_body=own):
+        text += part.choices[0].text  # the usual loop: every event has a choice
     assert text == answer.choices[0].text
+    counting = client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}, extra_body=own
+    )
+    *_, last = counting
+    assert (last.choices, last.usage) == ([], answer.usage)
     with pytest.raises(openai.BadRequestError, match="steps must lie in"):
         client.completions.create(**asked, extra_body={"steps": 5000})
     with pytest.raises(openai.NotFoundError, match="did you mean 'pocket'"):
         client.completions.create(**{**asked, "model": "pockt"})
+
+
+def test_settings_of_openai_that_ask_for_nothing(server: Server) -> None:
+    plain = server.post("/v1/completions", **SHORT)["choices"]
+    neutral = {
+        "logprobs": None, "echo": False, "best_of": 1, "presence_penalty": 0, "suffix": None, "n": None,
+        "frequency_penalty": 0.0, "user": "me", "logit_bias": {}, "temperature": None, "top_p": None,
+        "stop": None, "stream": None, "stream_options": None, "model": None, "sampler": None,
+    }  # fmt: skip
+    assert server.post("/v1/completions", **SHORT, **neutral)["choices"] == plain
+    asks: dict[str, Any] = {
+        "logprobs": 2, "echo": True, "best_of": 3, "presence_penalty": 1, "suffix": "end",
+        "frequency_penalty": 0.5, "logit_bias": {"5": 1}, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    for name, value in asks.items():
+        status, _, content = server.send("POST", "/v1/completions", {**SHORT, name: value})
+        error = json.loads(content)["error"]
+        assert status == 400 and "leave it out" in error["message"], error
+        assert name in error["message"] and error["param"] in (name, None)
 
 
 def test_infill_with_constraints(server: Server, tmp_path: Path) -> None:
@@ -239,7 +265,8 @@ def test_score(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/v1/completions", b"{", 400, "JSON decode error"),
+        ("/v1/completions", b"{", 400, "the body is no JSON: Expecting property name"),
+        ("/v1/completions", {"prompt": 5}, 400, "prompt: Input should be a valid string, or: Input"),
         ("/v1/completions", b"", 400, "required"),
         ("/v1/completions", b"[1]", 400, ""),
         ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "unicode"),
@@ -269,6 +296,15 @@ def test_every_error_is_json(server: Server, path: str, body: Any, status: int, 
     error = json.loads(content)["error"]
     assert (got, headers["content-type"]) == (status, "application/json"), content
     assert says in error["message"] and error["code"] == status
+
+
+def test_errors_name_the_field(server: Server) -> None:
+    for body, param in (
+        (b'{"prompt": }', None), ({"prompt": 5}, "prompt"), ({"prompt": ["a", 5]}, "prompt.1"),
+        ({"stop": {}}, "stop"), ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+    ):  # fmt: skip
+        error = json.loads(server.send("POST", "/v1/completions", body)[2])["error"]
+        assert error["param"] == param, error
 
 
 def test_large_body_without_a_length_is_refused(server: Server) -> None:
@@ -372,6 +408,8 @@ def test_nothing_that_the_schema_allows_breaks_it(tmp_path: Path) -> None:
     checks = ("not_a_server_error", "status_code_conformance", "content_type_conformance",
               "response_schema_conformance")  # fmt: skip
     for server in started("--max-length", "48", "--max-steps", "8", "--max-n", "2"):
+        own = server.post("/v1/completions", prompt="It", max_tokens=4)
+        assert own["usage"]["forward_passes"] <= 9, "by default no more steps than are allowed"
         address = f"http://127.0.0.1:{server.port}/openapi.json"
         done = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", "--no-color", "run", address, "--seed", "1",

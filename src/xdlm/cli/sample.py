@@ -17,6 +17,7 @@ from xdlm.cli.record import write_json
 from xdlm.errors import UserError
 from xdlm.evaluation.provenance import provenance
 from xdlm.sampling import How, configure
+from xdlm.sampling.writing import Config
 
 _DESCRIPTION = """Generate text with a model; without options, with the bundled one.
 
@@ -48,9 +49,6 @@ _RECORDED = (
     "sampler",
     "k",
 )
-#: Settings of the sampler; those left out are its own defaults.
-_HOW = ("sampler", "steps", "temperature", "top_p", "last", "impl", "block_length", "guidance",
-        "confidence", "refresh")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,9 +139,11 @@ def run(arguments: list[str]) -> None:
     # Files first: a bad path should not come after a screenful of text.
     if options.trajectory is not None and result.trajectory is not None:
         from xdlm.report.exporting import export
-        from xdlm.report.recording import Recording
+        from xdlm.report.recording import Recording, run_details
 
-        details = _details(model, options, result)
+        details = run_details(
+            options.model, model, _config(model, options), seed=options.seed, nfe=result.nfe
+        )  # fmt: skip
         recording = Recording.of(result.trajectory, model.tokenizer, details)
         export(recording, Path(options.trajectory), title="How the text came about")
     if options.json is not None:
@@ -175,14 +175,18 @@ def run(arguments: list[str]) -> None:
 
 def _how(options: Options) -> How:
     """The sampler's settings that were given."""
-    given = {name: getattr(options, name) for name in _HOW}
+    given = {name: getattr(options, name) for name in How.__annotations__}
     return cast(How, {name: value for name, value in given.items() if value is not None})
+
+
+def _config(model: Model, options: Options) -> Config:
+    assert model.process is not None
+    return configure(_how(options), model.process)
 
 
 def _settings(model: Model, options: Options) -> dict[str, Any]:
     """All of the sampler's settings, defaults included."""
-    assert model.process is not None
-    settings = dataclasses.asdict(configure(_how(options), model.process))
+    settings = dataclasses.asdict(_config(model, options))
     return {**settings.pop("filter"), **settings}
 
 
@@ -226,17 +230,3 @@ def _rule(text: str) -> BlankRule | None:
     if kind == "choices":
         return BlankRule(choices=what.split("|"))
     raise UserError(f"--blank takes regex:EXPRESSION, choices:A|B|C or any, got '{text}'")
-
-
-def _details(model: Model, options: Options, result: TextSample) -> dict[str, str]:
-    process = model.sampled_as or model.config.process
-    return {
-        "model": f"{options.model}, step {model.step}, {model.weights} weights",
-        "noise": process.kind + (f", k = {process.k}" if process.k is not None else ""),
-        "sampler": options.sampler,
-        "steps": str(options.steps),
-        "forward passes": str(result.nfe),
-        "seed": str(options.seed),
-        "temperature": str(options.temperature),
-        "top-p": str(options.top_p),
-    }

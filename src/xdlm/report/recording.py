@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from xdlm.api import Model
 from xdlm.errors import UserError
 from xdlm.report.image_tokens import Decoder, Layout, Palette, colours_of
-from xdlm.sampling import Trajectory
+from xdlm.sampling import ConfidenceConfig, Trajectory
+from xdlm.sampling.writing import Config
 from xdlm.tokens import ImageTokenizer
 
 FORMAT, VERSION = "xdlm-trajectory", 1
@@ -45,6 +47,21 @@ class Event(NamedTuple):
     before: int
     after: int
     probability: float | None
+
+
+def run_details(name: str, model: Model, config: Config, *, seed: int, nfe: int) -> dict[str, str]:
+    """What a run was made with, for those who look at it."""
+    process = model.sampled_as or model.config.process
+    return {
+        "model": f"{name}, step {model.step}, {model.weights} weights",
+        "noise": process.kind + (f", k = {process.k}" if process.k is not None else ""),
+        "sampler": "confidence" if isinstance(config, ConfidenceConfig) else "ancestral",
+        "steps": str(config.steps),
+        "forward passes": str(nfe),
+        "seed": str(seed),
+        "temperature": str(config.filter.temperature),
+        "top-p": str(config.filter.top_p),
+    }
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,9 @@ class Request:
     seed: int = 0
     stop_ids: Sequence[int] = ()
     timeout: float | None = None
-    """Seconds from now; None waits as long as it takes."""
+    """Seconds until it is given up; None waits as long as it takes."""
+    since: float | None = None
+    """When (`time.monotonic`) its clock began; None for when it is submitted."""
     process: NoiseProcess | None = None
     """The noise to undo, over the engine's own vocabulary; None for the engine's own."""
     rules: Rules = field(default_factory=Rules)
@@ -104,7 +106,7 @@ class Ticket:
 
     def __init__(self, request: Request, counts: Counter[str]) -> None:
         self.request, self._counts = request, counts
-        self.began = time.monotonic()
+        self.began = time.monotonic() if request.since is None else request.since
         self._future: Future[list[Written]] = Future()
         self._found: dict[int, Written] = {}
 

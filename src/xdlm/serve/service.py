@@ -35,6 +35,11 @@ class Bounds:
     timeout: float = 60.0
     """Seconds until a request that is not finished is given up."""
 
+    @property
+    def default_steps(self) -> int:
+        """Of a request that does not say."""
+        return min(32, self.max_steps)
+
 
 @dataclass
 class Served:
@@ -76,6 +81,7 @@ class Served:
         stop: bool = False,
         rules: Rules | None = None,
         record: bool = False,
+        since: float | None = None,
         on_step: Callable[[Progress], None] | None = None,
     ) -> Ticket:
         """Fill the holes of a row, `n` times; `how` are the sampler's settings that were given."""
@@ -83,15 +89,17 @@ class Served:
             raise UserError(
                 f"at most {self.bounds.max_length} tokens at once, prompt included; got {len(ids)}"
             )
-        if not 1 <= how.get("steps", 32) <= self.bounds.max_steps:
+        how = {"steps": self.bounds.default_steps, **how}
+        if not 1 <= how["steps"] <= self.bounds.max_steps:
             raise UserError(f"steps must lie in 1..{self.bounds.max_steps}, got {how['steps']}")
-        model = self.model if k is None else self._mixed(k)
+        model = self.sampled_as(k)
         assert model.process is not None
         return self.engine.submit(
             Request(
                 ids, configure(how, model.process), n=n, seed=seed, process=model.process,
                 stop_ids=(self.model.tokenizer.eos_id,) if stop else (),
-                timeout=self.bounds.timeout, rules=rules or Rules(), record=record, on_step=on_step,
+                timeout=self.bounds.timeout, since=since, rules=rules or Rules(), record=record,
+                on_step=on_step,
             )
         )  # fmt: skip
 
@@ -130,8 +138,11 @@ class Served:
         rows = self.model.pack([text])
         return self.model.perplexity_of(rows, draws=draws, seed=seed)
 
-    def _mixed(self, k: float) -> Model:
-        """Made once for each ratio, so that its times and coefficients are too."""
+    def sampled_as(self, k: float | None) -> Model:
+        """The model, or one of mixed noise of a ratio; that is made once, so that its times and
+        coefficients are too."""
+        if k is None:
+            return self.model
         if k not in self._mixes:
             if len(self._mixes) >= _MAX_MIXES:
                 self._mixes.pop(next(iter(self._mixes)))

@@ -20,10 +20,13 @@ from xdlm import __version__
 from xdlm.errors import UserError
 from xdlm.serve.engine import Closed, Overloaded
 from xdlm.serve.service import Served, Service
-from xdlm.serve.web.answers import CompletionAnswer, InfillAnswer, TrajectoryAnswer
+from xdlm.serve.web.answers import answer
 from xdlm.serve.web.bodies import Completion, Film, Infill, Score
-from xdlm.serve.web.failures import answer_to, closing
+from xdlm.serve.web.events import stream
+from xdlm.serve.web.failures import answer_to, closing, what_is_wrong
+from xdlm.serve.web.films import FilmJob, film
 from xdlm.serve.web.guard import Cors, Guard, Json, failure
+from xdlm.serve.web.jobs import CompletionJob, InfillJob
 from xdlm.serve.web.metrics import exposition
 from xdlm.serve.web.schema import FAILURES, describe
 from xdlm.serve.web.static import page_routes
@@ -63,15 +66,17 @@ def make_app(
 
     @app.post("/v1/completions", responses=FAILURES)
     async def completions(body: Completion, http: HttpRequest) -> Response:
-        return await CompletionAnswer(service, body).answer(http)
+        job = CompletionJob(service, body)
+        return await (stream(job, http) if body.stream else answer(job, http))
 
     @app.post("/v1/infill", responses=FAILURES)
     async def infill(body: Infill, http: HttpRequest) -> Response:
-        return await InfillAnswer(service, body).answer(http)
+        job = InfillJob(service, body)
+        return await (stream(job, http) if body.stream else answer(job, http))
 
     @app.post("/v1/trajectory", responses=FAILURES, response_class=Response)
     async def trajectory(body: Film, http: HttpRequest) -> Response:
-        return await TrajectoryAnswer(service, body).answer(http)
+        return await film(FilmJob(service, body), http)
 
     @app.post("/v1/score", responses=FAILURES)
     async def score(body: Score, http: HttpRequest) -> Response:
@@ -87,6 +92,10 @@ def _described(one: Served) -> dict[str, Any]:
         "id": one.name, "object": "model", "created": one.created, "owned_by": "xdlm",
         "noise": process.kind, "k": process.k, "length": one.model.length,
         "max_length": one.bounds.max_length,
+        "xdlm": {
+            "max_steps": one.bounds.max_steps, "max_tokens": one.bounds.max_length,
+            "max_n": one.bounds.max_n, "default_steps": one.bounds.default_steps,
+        },
     }  # fmt: skip
 
 
@@ -120,10 +129,8 @@ def _add_errors(app: FastAPI) -> None:
 
     async def invalid(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        kind = "invalid_request_error"
-        return failure(400, f"{where or 'body'}: {first['msg']}", kind=kind, param=where or None)
+        message, param = what_is_wrong(error)
+        return failure(400, message, kind="invalid_request_error", param=param)
 
     async def http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

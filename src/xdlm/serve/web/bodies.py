@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-_HOW = (
-    "sampler",
-    "steps",
-    "temperature",
-    "top_p",
-    "last",
-    "block_length",
-    "guidance",
-    "confidence",
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
 )
+
+from xdlm.sampling import How
+
+#: Settings of OpenAI's that nothing here would obey, and what asks for nothing, beside null.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "logprobs": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+}
 MAX_TEXT = 200_000
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -23,9 +31,41 @@ TokenId = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class Body(BaseModel):
-    """A setting that nothing would read is an error, as everywhere."""
+    """A setting that nothing would read is an error, as everywhere; null is one that was not given."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        fields = cls.model_fields
+        return {
+            name: value for name, value in given.items()
+            if value is not None or name not in fields or fields[name].is_required()
+        }  # fmt: skip
+
+
+class StreamOptions(Body):
+    include_usage: bool = Field(
+        False, description="One more event at the end, without choices, that counts the tokens."
+    )
+
+
+class Streaming(Body):
+    stream: bool = Field(False, description="Tell every step as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="With stream alone.")
+
+    @model_validator(mode="after")
+    def _only_of_a_stream(self) -> Streaming:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options without stream has no meaning; leave it out")
+        return self
+
+    @property
+    def counts_tokens(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class Sampling(Body):
@@ -37,7 +77,9 @@ class Sampling(Body):
         lt=1 << 63,
         description="Same seed and settings, same text; by default by chance.",
     )
-    steps: int = Field(32, ge=1, description="Sampling steps.")
+    steps: int | None = Field(
+        None, ge=1, description="Sampling steps; by default 32, or the most that the server allows."
+    )
     sampler: Literal["ancestral", "confidence"] = "ancestral"
     temperature: float = Field(1.0, ge=0, le=1000, description="0 takes the most likely token.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus.")
@@ -48,16 +90,20 @@ class Sampling(Body):
     block_length: int | None = Field(None, ge=1, description="confidence: tokens of a block.")
     guidance: float | None = Field(None, ge=0, le=100, description="confidence: guidance scale.")
     confidence: Literal["token", "entropy", "margin", "random"] | None = None
-    user: str | None = Field(None, description="Ignored; clients send it.")
+    user: Any = Field(None, description="Ignored; clients send it.")
 
     def how(self) -> dict[str, Any]:
         """The sampler's settings that were given."""
-        given = {name: getattr(self, name) for name in _HOW}
+        given = {name: getattr(self, name, None) for name in How.__annotations__}
         return {name: value for name, value in given.items() if value is not None}
 
 
-class Completion(Sampling):
-    stream: bool = Field(False, description="Tell every step as server-sent events.")
+def _nothing(name: str) -> Any:
+    neutral = list(_NEUTRAL[name])
+    return Field(None, description="Not supported.", json_schema_extra={"enum": [None, *neutral]})
+
+
+class Completion(Sampling, Streaming):
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
         "", examples=["It was"]
     )
@@ -65,6 +111,26 @@ class Completion(Sampling):
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = Field(
         None, description="The text ends before the first of these."
     )
+    best_of: int | None = Field(None, description="Not supported: only the value of n.")
+    logprobs: Any = _nothing("logprobs")
+    suffix: Any = _nothing("suffix")
+    echo: Any = _nothing("echo")
+    presence_penalty: Any = _nothing("presence_penalty")
+    frequency_penalty: Any = _nothing("frequency_penalty")
+    logit_bias: Any = _nothing("logit_bias")
+
+    @field_validator("best_of")
+    @classmethod
+    def _all_are_told(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        if best_of not in (None, info.data.get("n", best_of)):
+            raise ValueError("all texts that are written are told; leave it out, or give that of n")
+        return best_of
+
+    @field_validator(*_NEUTRAL)
+    @classmethod
+    def _asks_for_nothing(cls, value: Any, info: ValidationInfo) -> None:
+        if value is not None and value not in _NEUTRAL[str(info.field_name)]:
+            raise ValueError("not supported here; leave it out")
 
     def prompts(self) -> list[str]:
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
@@ -96,8 +162,7 @@ class Holes(Sampling):
     )
 
 
-class Infill(Holes):
-    stream: bool = Field(False, description="Tell every step as server-sent events.")
+class Infill(Holes, Streaming):
     trajectory: bool = Field(
         False, description="Answer with every step, as xdlm sample records it."
     )

@@ -59,7 +59,8 @@ def describe(app: FastAPI, service: Service) -> None:
                     properties["model"] |= {"enum": [*service.served, None]}
                 for name, most in limits.items():
                     if name in properties:
-                        properties[name]["maximum"] = most
+                        _bound(properties[name], most)
+                _allow_null(properties)
             _forget_422(app.openapi_schema)
         return app.openapi_schema
 
@@ -70,6 +71,20 @@ def _properties(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for part in schema["components"]["schemas"].values():
         if "properties" in part:
             yield part["properties"]
+
+
+def _bound(field: dict[str, Any], most: int) -> None:
+    for kind in field.get("anyOf", [field]):
+        if kind.get("type") == "integer":
+            kind["maximum"] = most
+
+
+def _allow_null(properties: dict[str, Any]) -> None:
+    """What has a default may be null, which means the same as leaving it out."""
+    for name, field in properties.items():
+        if field.get("default") is not None and "anyOf" not in field:
+            told = {key: field.pop(key) for key in ("default", "title") if key in field}
+            properties[name] = {"anyOf": [field, {"type": "null"}], **told}
 
 
 def _forget_422(schema: dict[str, Any]) -> None:

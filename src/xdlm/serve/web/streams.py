@@ -35,9 +35,11 @@ async def finished(tickets: Sequence[Ticket], http: HttpRequest) -> list[list[Wr
     try:
         waiting = set(done)
         while waiting:
-            _, waiting = await asyncio.wait(
-                waiting, timeout=_LOOK, return_when=asyncio.FIRST_EXCEPTION
+            over, waiting = await asyncio.wait(
+                waiting, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED
             )
+            for future in over:
+                tickets[done.index(future)].result(0)  # raises what made it fail
             if waiting and await http.is_disconnected():
                 raise ClientGone
         return [ticket.result(0) for ticket in tickets]

@@ -38,7 +38,9 @@ export async function saved(body, format) {
 
 /** The events of a generation, as they come. */
 export async function* generation(body, signal) {
-  const answer = await checked(await post("v1/infill", { ...body, stream: true }, signal));
+  const answer = await checked(await post("v1/infill", {
+    ...body, stream: true, stream_options: { include_usage: true },
+  }, signal));
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
