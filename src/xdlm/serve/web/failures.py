@@ -55,7 +55,7 @@ def what_is_wrong(error: RequestValidationError) -> tuple[str, str | None]:
         at, why = found[0]["loc"][-1], found[0]["ctx"]["error"]
         return f"the body is no JSON: {why} (at character {at})", None
     fields = [_field(e["loc"]) for e in found]
-    # Of a field that may be one thing or another: as far into it as one of them led, and what is wrong there.
+    # Of a field that may be one thing or another: as far into it as one of them led, and what was wrong.
     first = fields[0].split(".")[0]
     where = max((f for f in fields if f.split(".")[0] == first), key=lambda f: f.count("."))
     said = [e["msg"].removeprefix("Value error, ") for e in found if _field(e["loc"]) == where]
