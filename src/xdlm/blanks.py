@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from xdlm.errors import UserError
 from xdlm.sampling import parse_template
-from xdlm.sampling.constraints import Blank, Rules, check_fits, compile_pattern
+from xdlm.sampling.constraints import Automaton, Blank, Rules, check_fits, compile_pattern
 from xdlm.sampling.patterns import Pattern
 from xdlm.tokens import TextTokenizer
 
@@ -30,15 +30,22 @@ class BlankRule:
     choices: Sequence[str] | None = None
     regex: str | None = None
 
-    def pattern(self) -> tuple[Pattern, str]:
-        """With a name for it."""
+    @property
+    def name(self) -> str:
+        return "any of its choices" if self.regex is None else "what its regex describes"
+
+    def pattern(self) -> Pattern:
         if self.choices is not None and self.regex is None:
             if not self.choices:
                 raise UserError("the list of choices is empty")
-            return Pattern.of_choices(self.choices), "any of its choices"
+            return Pattern.of_choices(self.choices)
         if self.regex is not None and self.choices is None:
-            return Pattern(self.regex), "what its regex describes"
+            return Pattern(self.regex)
         raise UserError("a blank has either choices or a regex")
+
+
+#: From a rule, the tokens that are forbidden and how many the hole has.
+Compiled = Callable[[BlankRule, frozenset[int], int], Automaton]
 
 
 def read_template(template: str, encode: Encode, *, max_length: int) -> Blanked:
@@ -76,9 +83,10 @@ def make_rules(
     *,
     banned: Sequence[int | str] = (),
     blanks: Sequence[BlankRule | None] = (),
+    compiled: Compiled | None = None,
 ) -> Rules:
     """What the holes of a row may hold, over a vocabulary of so many tokens; what cannot be met is an
-    error."""
+    error. `compiled` stands in for `compile_rule`, for those who keep what was compiled, or bound it."""
     if len(blanks) > len(holes):
         raise UserError(f"{len(blanks)} rules for {len(holes)} blanks")
     ids = tuple(one_token(token, encode) for token in banned)
@@ -86,12 +94,26 @@ def make_rules(
     for hole, rule in zip(holes, blanks, strict=False):
         if rule is None:
             continue
-        pattern, what = rule.pattern()
-        forbidden = {*ids, tokenizer.eos_id}
-        automaton = compile_pattern(pattern, _spellings(tokenizer, size), forbidden)
-        check_fits(automaton, len(hole), what)
+        forbidden = frozenset({*ids, tokenizer.eos_id})
+        if compiled is None:
+            automaton = compile_rule(rule, tokenizer, size, forbidden)
+        else:
+            automaton = compiled(rule, forbidden, len(hole))
+        check_fits(automaton, len(hole), rule.name)
         made.append(Blank(hole, automaton))
     return Rules(ids, tuple(made))
+
+
+def compile_rule(
+    rule: BlankRule,
+    tokenizer: TextTokenizer,
+    size: int,
+    forbidden: frozenset[int],
+    on_state: Callable[[], None] | None = None,
+) -> Automaton:
+    """Over a vocabulary of so many tokens; `on_state` may raise to stop it."""
+    spellings = _spellings(tokenizer, size)
+    return compile_pattern(rule.pattern(), spellings, forbidden, on_state=on_state)
 
 
 def one_token(token: int | str, encode: Encode) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -308,10 +308,23 @@ def test_bad_requests_are_refused_at_once(pocket: Model, engine: Engine, args, s
 def test_other_work_between_turns(pocket: Model, engine: Engine) -> None:
     """It is done in the engine's thread while a request runs, and its errors are its own."""
     ticket = engine.submit(request(pocket, steps=40))
-    assert engine.call(lambda: threading.current_thread().name).result(60) == "xdlm-engine"
+
+    def work(pieces: int, divisor: int = 1) -> Generator[None, None, str]:
+        for _ in range(pieces):
+            assert 1 // divisor
+            yield
+        return threading.current_thread().name
+
+    assert engine.call(work(0)).result(60) == "xdlm-engine"
     with pytest.raises(ZeroDivisionError):
-        engine.call(lambda: 1 / 0).result(60)
+        engine.call(work(1, 0)).result(60)
     assert len(ticket.result(60)) == 1
+    before = engine.counts["turns"]
+    assert engine.call(work(5)).result(60) and engine.counts["turns"] >= before + 5
+    endless = engine.call(work(10**9))
+    short = engine.call(work(5))
+    assert short.result(60) and not endless.done(), "by turns"
+    assert endless.cancel(), "also when it has begun"
 
 
 def test_noise_of_ones_own(pocket: Model, engine: Engine) -> None:

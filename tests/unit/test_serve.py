@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -402,6 +403,145 @@ def test_full_queue_and_time_out(small: Server) -> None:
     assert small.post("/v1/completions", **SHORT)["choices"]
 
 
+#: Thousands of states: whether there was an a thirteen characters ago.
+ENDLESS = {"template": "<mask:8>", "blanks": [{"regex": "(.|\\n)*a(.|\\n){12}"}], "steps": 1}
+
+
+def test_patterns_keep_nobody_waiting(small: Server) -> None:
+    """They have threads and a queue of their own, and run out of time as everything else."""
+    small.headers = KEY
+    small.idle()
+    with ThreadPoolExecutor(24) as clients:
+        began = time.monotonic()
+        asked = [clients.submit(small.send, "POST", "/v1/infill", ENDLESS) for _ in range(24)]
+        time.sleep(0.5)
+        asking = time.monotonic()
+        assert small.post("/v1/completions", **SHORT)["choices"]
+        assert time.monotonic() - asking < 3
+        answers = [one.result() for one in asked]
+        assert time.monotonic() - began < 8
+    statuses = [status for status, _, _ in answers]
+    assert statuses.count(504) == 18 and statuses.count(429) == 6, statuses
+    assert all(int(headers["retry-after"]) >= 1 for s, headers, _ in answers if s == 429)
+    quick = {"template": "a <mask:2>", "blanks": [{"choices": ["a b"]}], "steps": 1}
+    assert small.post("/v1/infill", **quick), "their threads are free again"
+
+
+def test_patterns_of_clients_that_vanish_are_dropped(small: Server) -> None:
+    small.headers = KEY
+    body = json.dumps(ENDLESS).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in KEY.items())
+    for _ in range(18):
+        with socket.create_connection(("127.0.0.1", small.port), timeout=20) as client:
+            client.sendall(
+                f"POST /v1/infill HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{head}"
+                "Content-Type: application/json\r\n\r\n".encode()
+                + body
+            )
+            time.sleep(0.01)
+    time.sleep(1)
+    began = time.monotonic()
+    quick = {"template": "a <mask:2>", "blanks": [{"choices": ["a c"]}], "steps": 1}
+    assert small.post("/v1/infill", **quick)
+    assert time.monotonic() - began < 2
+
+
+def test_patterns_share_a_budget_and_are_kept(monkeypatch) -> None:
+    from xdlm import load
+    from xdlm.blanks import BlankRule
+    from xdlm.errors import UserError
+    from xdlm.serve import automata
+
+    tokenizer, size = load("pocket", device="cpu").tokenizer, 2048
+    monkeypatch.setattr(automata, "_ENTRIES", 8 * size)
+    monkeypatch.setattr(automata, "MAX_LOOKED_AT", 100 * size)
+    made = automata.Automata(tokenizer, size)
+    states: list[int] = []
+    first, second, none = BlankRule(regex="abc"), BlankRule(regex="xyz"), frozenset[int]()
+    compiled = made.compiler(n=1, check=lambda: states.append(1))
+    one = compiled(first, none, 2)
+    seen = len(states)
+    assert 3 <= seen <= 5 and compiled(first, none, 2) is one, "the same again is free"
+    with pytest.raises(UserError, match="all blanks together are too large"):
+        compiled(second, none, 2)
+
+    def alone(rule: BlankRule, forbidden: frozenset[int]) -> int:
+        """States that a request of its own had to look at."""
+        before = len(states)
+        made.compiler(n=1, check=lambda: states.append(1))(rule, forbidden, 2)
+        return len(states) - before
+
+    assert alone(first, none) == 0, "kept"
+    assert alone(second, none) == seen, "each would do alone"
+    assert alone(second, none) == 0 and alone(second, frozenset([5])) == seen, "banned ones count"
+    assert alone(first, none) == seen, "of what is kept, the oldest goes first"
+    with pytest.raises(UserError, match="for blanks of so many tokens"):
+        made.compiler(n=30, check=lambda: None)(second, none, 2)
+
+    def stop() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        made.compiler(n=1, check=stop)(BlankRule(regex="stop"), none, 2)
+
+
+def test_scores_are_bounded_and_leave_room(small: Server) -> None:
+    small.headers = KEY
+    small.idle()
+    long = "It was a dark night. " * 100
+    status, _, content = small.send("POST", "/v1/score", {"input": [long] * 16, "draws": 64})
+    assert status == 400 and "ask for less" in json.loads(content)["error"]["message"]
+    with ThreadPoolExecutor(2) as clients:
+        heavy = {"input": [long] * 6, "draws": 60}
+        asked = [clients.submit(small.send, "POST", "/v1/score", heavy) for _ in range(2)]
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert small.post("/v1/completions", **{**SHORT, "steps": 2})["choices"]
+        assert time.monotonic() - began < 3
+        answers = [one.result() for one in asked]
+        assert time.monotonic() - began < 8
+    assert {status for status, _, _ in answers} == {504}
+
+
+def test_what_is_not_http_is_told_so_in_json(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(b"HELLO\r\n\r\n")
+        answer = b""
+        while part := client.recv(4096):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 400 " in head and b"application/json" in head
+    assert json.loads(body)["error"]["code"] == 400
+
+
+def test_a_client_that_does_not_read_is_left(monkeypatch) -> None:
+    from xdlm.serve.web import guard
+
+    left: list[bool] = []
+
+    class Connection:
+        def abort(self) -> None:
+            left.append(True)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def stalled(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(guard, "READ_SECONDS", 0.1)
+    scope = {"type": "http", "path": "/", "headers": [], "state": {"transport": Connection()}}
+    asyncio.run(
+        asyncio.wait_for(guard.Guard(app, key=None, max_body=9)(scope, receive, stalled), 10)
+    )
+    assert left == [True]
+
+
 def test_nothing_that_the_schema_allows_breaks_it(tmp_path: Path) -> None:
     """schemathesis: what it makes up from the served schema, and what it breaks on purpose."""
     pytest.importorskip("schemathesis")
@@ -456,9 +596,37 @@ def test_sigterm_finishes_what_was_begun() -> None:
     server.process.stderr.close()
 
 
+def test_the_end_of_the_drain_is_told() -> None:
+    """To those who wait for a text, a stream, a score and a pattern."""
+    server = Server("--drain", "1")
+    score = {"input": ["It was a dark night. " * 90] * 7, "draws": 16}
+    asked = [("/v1/completions", {**LONG, "max_tokens": 1000, "stream": True}),
+             ("/v1/completions", {**LONG, "max_tokens": 1000}),
+             ("/v1/infill", ENDLESS), ("/v1/score", score)]  # fmt: skip
+    with ThreadPoolExecutor(4) as clients:
+        answers = [clients.submit(server.send, "POST", *one) for one in asked]
+        until = time.monotonic() + 30
+        while server.metric("xdlm_rows_active") < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        (status, _, stream), *others = [answer.result() for answer in answers]
+        assert server.process.wait(30) == 0 and time.monotonic() - began < 5
+    *_, last = stream.decode().strip().split("\n\n")
+    assert status == 200 and json.loads(last.removeprefix("data: "))["error"]["code"] == 503
+    for status, headers, content in others:
+        assert (status, headers["content-type"]) == (503, "application/json"), content
+        assert "shutting down" in json.loads(content)["error"]["message"]
+    assert server.process.stderr is not None
+    assert server.process.stderr.read() == "", "no complaint"
+    server.process.stderr.close()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["--drain", "inf"], "--drain must be positive, and not infinite"),
         (["--model", "nowhere"], "no model 'nowhere'"),
         (["--model", "pocket", "pocket"], "named twice"),
         (["--model", "pocket-judge", "--port", "0"], "autoregressive"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -47,6 +48,8 @@ class Options:
     """Sampling steps of a request."""
     max_n: int = 16
     """Texts of a request."""
+    max_score: int = 1 << 18
+    """Tokens that go through the model to score texts: each of them, for every draw and two times more."""
     max_body: int = 1 << 20
     """Bytes of a request."""
     max_active: int = 16
@@ -90,7 +93,9 @@ def run(arguments: list[str]) -> None:
         )
         for name in options.model
     }
-    bounds = Bounds(options.max_length, options.max_steps, options.max_n, options.timeout)
+    bounds = Bounds(
+        options.max_length, options.max_steps, options.max_n, options.timeout, options.max_score
+    )
     limits = Limits(options.max_active, options.max_waiting)
     service = Service(
         [Served.start(name, m, bounds, limits, options.max_batch) for name, m in models.items()],
@@ -116,9 +121,10 @@ def _check(options: Options) -> None:
         raise UserError("a model is named twice")
     if not 0 <= options.port < 1 << 16:
         raise UserError(f"--port must lie in 0..65535, got {options.port}")
-    for name in ("max_length", "max_steps", "max_n", "max_body", "max_active", "max_waiting",
+    for name in ("max_length", "max_steps", "max_n", "max_score", "max_body", "max_active", "max_waiting",
                  "max_batch"):  # fmt: skip
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1")
-    if not (options.timeout > 0 and options.drain > 0):
-        raise UserError("--timeout and --drain must be positive")
+    for name in ("timeout", "drain"):
+        if not 0 < getattr(options, name) < math.inf:
+            raise UserError(f"--{name} must be positive, and not infinite")

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ from xdlm.structs import Coefs, RowStats
 from xdlm.training.loss import next_token_nats
 from xdlm.training.parallel import World
 
+T = TypeVar("T")
 #: Rows whose times form one grid.
 _GROUP = 16
 #: Where the ends of the bound take their noise from, apart from the draws of the integral.
@@ -92,6 +94,28 @@ def likelihood(
 
     The processes of a `world` share the batches; all get the same result, whatever their number.
     """
+    passes = likelihood_by_passes(
+        denoiser, process, rows, draws=draws, batch=batch, seed=seed, max_rows=max_rows, impl=impl,
+        on_batch=on_batch, world=world,
+    )  # fmt: skip
+    return _to_the_end(passes)
+
+
+@torch.no_grad()
+def likelihood_by_passes(
+    denoiser: Denoiser,
+    process: NoiseProcess | None,
+    rows: Rows,
+    *,
+    draws: int,
+    batch: int,
+    seed: int,
+    max_rows: int | None = None,
+    impl: Impl = "auto",
+    on_batch: Callable[[int, int], None] | None = None,
+    world: World | None = None,
+) -> Generator[None, None, Likelihood]:
+    """The same for those who have other things to do between two passes of the model: it returns there."""
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
@@ -120,12 +144,13 @@ def likelihood(
             nats = next_token_nats(denoiser, x, impl=impl).sum(1, keepdim=True)
         else:
             classes = rows.labels(index) if denoiser.n_classes else None
-            nats = row_bounds(
+            nats = yield from _row_bounds(
                 denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device),
                 label=None if classes is None else torch.from_numpy(classes).to(device),
                 seed=key, impl=impl,
             )  # fmt: skip
         found[number] = nats.cpu()
+        yield
         done += len(x)
         if on_batch is not None:
             on_batch(done, total)
@@ -162,9 +187,37 @@ def row_bounds(
     """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of the
     bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
     draws + 2 forward passes."""
+    return _to_the_end(
+        _row_bounds(denoiser, process, x, index, even, label=label, seed=seed, impl=impl)
+    )
+
+
+def _row_bounds(
+    denoiser: Denoiser,
+    process: NoiseProcess,
+    x: Tensor,
+    index: Tensor,
+    even: Tensor,
+    *,
+    label: Tensor | None,
+    seed: int,
+    impl: Impl,
+) -> Generator[None, None, Tensor]:
+    """The same; it comes back after each draw."""
     noised = Noised(denoiser, process, x, index, seed, label=label, impl=impl)
-    inner = [noised.integrand(at, draw) for draw, at in enumerate(even.unbind(1))]
+    inner = []
+    for draw, at in enumerate(even.unbind(1)):
+        inner.append(noised.integrand(at, draw))
+        yield
     return torch.stack(inner, 1) + noised.ends(0)[:, None]
+
+
+def _to_the_end(passes: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(passes)
+        except StopIteration as end:
+            return cast(T, end.value)
 
 
 @dataclass(frozen=True)

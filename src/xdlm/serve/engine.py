@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -181,7 +181,7 @@ class Engine:
         #: What became of requests: accepted, refused, finished, cancelled, timed_out, failed; and turns.
         self.counts: Counter[str] = Counter()
         self._waiting: deque[_Seat] = deque()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._calls: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()
         self._active: list[_Seat] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -222,15 +222,16 @@ class Engine:
             self._changed.notify_all()
         return ticket
 
-    def call(self, work: Callable[[], T]) -> Future[T]:
-        """Something else to do with the model, in its thread between two turns: it should be short."""
+    def call(self, pieces: Generator[None, None, T]) -> Future[T]:
+        """Something else to do with the model, in its thread: a piece between two turns, by turns with
+        what others asked for. Cancel what it returns to stop it, also when it has begun."""
         future: Future[T] = Future()
         with self._changed:
             self._require_room(0)
             if len(self._calls) >= self.limits.waiting:
                 self.counts["refused"] += 1
                 raise Overloaded(self._retry_after())
-            self._calls.append((work, future))
+            self._calls.append((pieces, future))
             self._changed.notify_all()
         return future
 
@@ -243,13 +244,19 @@ class Engine:
         if drain:
             self._thread.join(timeout)
         done = not self._thread.is_alive()
+        self.give_up()
+        self._thread.join()
+        return done
+
+    def give_up(self) -> None:
+        """Take no new requests and cancel those there are; it stops soon after."""
         with self._changed:
+            self._closing = True
             for seat in (*self._waiting, *self._active):
                 seat.ticket.cancel()
             for _, future in self._calls:
                 future.cancel()
-        self._thread.join()
-        return done
+            self._changed.notify_all()
 
     def _require_room(self, n: int) -> None:
         """For so many more rows."""
@@ -314,13 +321,21 @@ class Engine:
     def _call_one(self) -> None:
         if not self._calls:
             return
-        work, future = self._calls.popleft()
-        if not future.set_running_or_notify_cancel():
+        pieces, future = self._calls.popleft()
+        # It is not marked as running until it is done: so it can be cancelled.
+        if future.cancelled():
             return
         try:
-            future.set_result(work())
+            next(pieces)
+        except StopIteration as end:
+            if future.set_running_or_notify_cancel():
+                future.set_result(end.value)
         except Exception as error:
-            future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        else:
+            with self._changed:
+                self._calls.append((pieces, future))
 
     def _drop(self) -> None:
         """Rows of requests that are over: cancelled, failed, or out of time."""

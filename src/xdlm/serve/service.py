@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from xdlm.api import Model, check_writes
 from xdlm.blanks import Blanked, BlankRule, make_rules, read_template
+from xdlm.data import Rows
 from xdlm.errors import UserError, did_you_mean
-from xdlm.evaluation import Likelihood
+from xdlm.evaluation import Likelihood, likelihood_by_passes
 from xdlm.sampling import configure
 from xdlm.sampling.confidence import ConfidenceConfig
 from xdlm.sampling.constraints import Rules
+from xdlm.serve.automata import Automata
 from xdlm.serve.engine import Engine, Limits, Progress, Request, Ticket, Written
+from xdlm.serve.workers import Check, Workers
 
 #: Ratios of mixed noise that are remembered.
 _MAX_MIXES = 64
+#: Passes through the model that a score takes beside its draws.
+_END_PASSES = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class Bounds:
     """Texts, over all prompts of a request."""
     timeout: float = 60.0
     """Seconds until a request that is not finished is given up."""
+    max_score: int = 1 << 18
+    """Tokens that go through the model to score texts: each of them, for every draw and for both ends of
+    the bound."""
 
     @property
     def default_steps(self) -> int:
@@ -51,6 +59,9 @@ class Served:
     bounds: Bounds
     created: int = field(default_factory=lambda: int(time.time()))
     _mixes: dict[float, Model] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.automata = Automata(self.model.tokenizer, self.engine.process.vocab.size)
 
     @classmethod
     def start(
@@ -121,22 +132,51 @@ class Served:
         *,
         banned: Sequence[int | str] = (),
         blanks: Sequence[BlankRule | None] = (),
+        n: int,
+        check: Check,
     ) -> Rules:
-        """What the holes of a row may hold; what cannot be met is an error."""
-        size = self.engine.process.vocab.size
+        """What the holes of a row may hold that is written `n` times; what cannot be met is an error.
+        `check` is called often, and raises to stop it."""
         return make_rules(
-            row.holes, self.model.tokenizer, size, self.encode, banned=banned, blanks=blanks
-        )
+            row.holes, self.model.tokenizer, self.automata.size, self.encode, banned=banned,
+            blanks=blanks, compiled=self.automata.compiler(n=n, check=check),
+        )  # fmt: skip
 
     def text_of(self, written: Written, start: int) -> tuple[str, bool]:
         """The text from position `start` on, and whether the model ended it."""
         ended = written.end < len(written.tokens)
         return self.model.tokenizer.decode(written.tokens[start : written.end].tolist()), ended
 
-    def score(self, text: str, *, draws: int, seed: int) -> Likelihood:
-        """Called in the engine's thread."""
-        rows = self.model.pack([text])
-        return self.model.perplexity_of(rows, draws=draws, seed=seed)
+    def pack_to_score(self, texts: Sequence[str], *, draws: int) -> list[Rows]:
+        """Each text as rows; too much is an error."""
+        lengths = [len(self.encode(text)) for text in texts]
+        most = self.bounds.max_length
+        for length in lengths:
+            if not 1 <= length <= most:
+                raise UserError(f"a text to score has 1 to {most} tokens, got {length}")
+        cost = sum(lengths) * (draws + _END_PASSES)
+        if cost > self.bounds.max_score:
+            raise UserError(
+                f"at most {self.bounds.max_score:,} tokens through the model for one score, and "
+                f"{sum(lengths):,} tokens with {draws} draws take {cost:,}; ask for less at once"
+            )
+        return [self.model.pack([text]) for text in texts]
+
+    def score(
+        self, texts: Sequence[Rows], *, draws: int, seed: int
+    ) -> Generator[None, None, list[Likelihood]]:
+        """For the engine's thread: a pass through the model at a time."""
+        found = []
+        for rows in texts:
+            found.append(
+                (
+                    yield from likelihood_by_passes(
+                        self.model.denoiser, self.model.process, rows, draws=draws, seed=seed,
+                        batch=self.engine.batcher.max_batch,
+                    )
+                )
+            )  # fmt: skip
+        return found
 
     def sampled_as(self, k: float | None) -> Model:
         """The model, or one of mixed noise of a ratio; that is made once, so that its times and
@@ -156,6 +196,9 @@ class Service:
     def __init__(self, served: Sequence[Served], bounds: Bounds) -> None:
         self.served = {one.name: one for one in served}
         self.bounds = bounds
+        #: What compiles patterns, and what draws films: apart, since either may keep a core busy.
+        self.compiling = Workers("xdlm-patterns", threads=2, waiting=16)
+        self.drawing = Workers("xdlm-films", threads=1, waiting=16)
 
     def find(self, name: str | None) -> Served:
         if name is None:
@@ -168,11 +211,18 @@ class Service:
     def alive(self) -> bool:
         return all(one.engine.alive for one in self.served.values())
 
-    def close(self, *, drain: bool, timeout: float | None = None) -> None:
-        until = None if timeout is None else time.monotonic() + timeout
+    def give_up(self) -> None:
+        """Take no new requests; those who wait for an answer are told at once that none will come."""
+        for workers in (self.compiling, self.drawing):
+            workers.close()
         for one in self.served.values():
-            left = None if until is None else max(0.0, until - time.monotonic())
-            one.engine.close(drain=drain, timeout=left)
+            one.engine.give_up()
+
+    def close(self) -> None:
+        """The same, and wait until the engines have stopped."""
+        self.give_up()
+        for one in self.served.values():
+            one.engine.close(drain=False)
 
 
 class UnknownModel(UserError):

@@ -3,10 +3,8 @@ the page."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,8 +27,9 @@ from xdlm.serve.web.guard import Cors, Guard, Json, failure
 from xdlm.serve.web.jobs import CompletionJob, InfillJob
 from xdlm.serve.web.metrics import exposition
 from xdlm.serve.web.schema import FAILURES, describe
+from xdlm.serve.web.scores import score_texts
 from xdlm.serve.web.static import page_routes
-from xdlm.serve.web.streams import ClientGone, awaited
+from xdlm.serve.web.streams import ClientGone
 
 
 def make_app(
@@ -80,7 +79,7 @@ def make_app(
 
     @app.post("/v1/score", responses=FAILURES)
     async def score(body: Score, http: HttpRequest) -> Response:
-        return await _score(service.find(body.model), body, http)
+        return await score_texts(service.find(body.model), body, http)
 
     describe(app, service)
     return Cors(guard, origins) if origins else guard
@@ -97,30 +96,6 @@ def _described(one: Served) -> dict[str, Any]:
             "max_n": one.bounds.max_n, "default_steps": one.bounds.default_steps,
         },
     }  # fmt: skip
-
-
-async def _score(one: Served, body: Score, http: HttpRequest) -> Response:
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    for text in texts:
-        length = len(one.encode(text))
-        if not 1 <= length <= one.bounds.max_length:
-            raise UserError(
-                f"a text to score has 1 to {one.bounds.max_length} tokens, got {length}"
-            )
-    data = []
-    for index, text in enumerate(texts):
-        work = one.engine.call(partial(one.score, text, draws=body.draws, seed=body.seed))
-        found = await awaited(work, http)
-        data.append({
-            "index": index, "nats_per_token": found.nats_per_token,
-            "nats_stderr": _finite(found.nats_stderr), "perplexity": _finite(found.value),
-            "perplexity_stderr": _finite(found.stderr), "tokens": found.n_tokens,
-        })  # fmt: skip
-    return Json({"object": "score", "model": one.name, "draws": body.draws, "data": data})
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _add_errors(app: FastAPI) -> None:

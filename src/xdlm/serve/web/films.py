@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -13,13 +12,12 @@ from xdlm.report.recording import Recording, run_details
 from xdlm.sampling.writing import join_trajectories
 from xdlm.serve.web.bodies import Film
 from xdlm.serve.web.jobs import HolesJob
-from xdlm.serve.web.streams import finished
+from xdlm.serve.web.streams import awaited, finished
 from xdlm.serve.web.submission import Results, Submitted, submitted
+from xdlm.serve.workers import Check
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json", "svg": "image/svg+xml",
           "gif": "image/gif"}  # fmt: skip
-#: Files that are drawn at once: a long film keeps a core busy.
-_DRAWING = asyncio.Semaphore(1)
 
 
 class FilmJob(HolesJob[Film]):
@@ -48,9 +46,8 @@ async def film(job: FilmJob, http: HttpRequest) -> Response:
     work = await submitted(job, http)
     results = await finished(work.tickets, http)
 
-    def drawn() -> str | bytes:
+    def drawn(check: Check) -> str | bytes:
         return FORMATS[job.body.format](_recording(work, results), "How the text came about")
 
-    async with _DRAWING:
-        content = await asyncio.to_thread(drawn)
+    content = await awaited(job.service.drawing.submit(drawn), http, job.clock)
     return Response(content, media_type=_MEDIA[job.body.format])

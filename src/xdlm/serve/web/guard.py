@@ -1,5 +1,5 @@
-"""What every request passes first: a key, a bound on its size, a clock on its arrival; and the answers to
-those that fail."""
+"""What every request passes first: a key, a bound on its size, clocks on its arrival and on the reading
+of its answer; and the answers to those that fail."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Seconds that a client may take to send its body.
 BODY_SECONDS = 30.0
+#: Seconds that a client may take to make room for more of its answer.
+READ_SECONDS = 30.0
+#: Where a request's scope holds its connection.
+TRANSPORT = "transport"
 #: What needs no key: the page asks for it.
 _OPEN = ("/healthz", "/")
 _OPEN_FOLDER = "/page/"
@@ -63,7 +67,11 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await send(message)
+            except TimeoutError:  # it does not read, and would be waited for forever
+                scope["state"][TRANSPORT].abort()
 
         try:
             await self._pass(scope, receive, noting)

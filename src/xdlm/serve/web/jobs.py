@@ -14,6 +14,8 @@ from xdlm.sampling.constraints import Rules
 from xdlm.serve.engine import Progress, Ticket, Written
 from xdlm.serve.service import Service, cut, new_seed
 from xdlm.serve.web.bodies import Completion, Holes, Infill, Sampling
+from xdlm.serve.web.streams import Clock
+from xdlm.serve.workers import Check
 
 B = TypeVar("B", bound=Sampling)
 Watch = Callable[[int], Callable[[Progress], None] | None]
@@ -33,7 +35,8 @@ class Job(ABC, Generic[B]):
     kind: ClassVar[str]
 
     def __init__(self, service: Service, body: B) -> None:
-        self.began = time.monotonic()
+        self.clock = Clock(service.bounds.timeout)
+        self.service = service
         self.one = service.find(body.model)
         self.body = body
         self.seed = new_seed() if body.seed is None else body.seed
@@ -50,8 +53,13 @@ class Job(ABC, Generic[B]):
         """Prompts or templates, each of which is written `n` times."""
 
     @abstractmethod
-    def rows(self) -> list[Asked]:
-        """As tokens. It may take a while: not in the event loop."""
+    def rows(self, check: Check) -> list[Asked]:
+        """As tokens. It may take a while: not in the event loop. Where there are patterns, `check` is
+        called often, and raises once nobody waits."""
+
+    @property
+    def has_patterns(self) -> bool:
+        return False
 
     @abstractmethod
     def choice(self, number: int, asked: Asked, row: int, written: Written) -> dict[str, Any]:
@@ -80,7 +88,7 @@ class Job(ABC, Generic[B]):
                     self.one.submit(
                         asked.ids, self.body.how(), n=self.body.n, seed=self.seed, k=self.body.k,
                         stop=self.stops, rules=asked.rules, record=self.records,
-                        since=self.began, on_step=watch(number),
+                        since=self.clock.began, on_step=watch(number),
                     )
                 )  # fmt: skip
         except Exception:
@@ -102,7 +110,7 @@ class CompletionJob(Job[Completion]):
     def n_rows(self) -> int:
         return len(self.body.prompts())
 
-    def rows(self) -> list[Asked]:
+    def rows(self, check: Check) -> list[Asked]:
         room = min(self.body.max_tokens, self.one.bounds.max_length + 1)
         prompts = [self.one.encode(prompt) for prompt in self.body.prompts()]
         return [Asked([*ids, *[None] * room], len(ids), Rules()) for ids in prompts]
@@ -142,12 +150,19 @@ class HolesJob(Job[H]):
     def n_rows(self) -> int:
         return 1
 
-    def rows(self) -> list[Asked]:
+    @property
+    def has_patterns(self) -> bool:
+        return any(blank is not None for blank in self.body.blanks)
+
+    def rows(self, check: Check) -> list[Asked]:
         row = self.one.template(self.body.template)
         blanks = [None if b is None else BlankRule(b.choices, b.regex) for b in self.body.blanks]
         forced = {int(where): token for where, token in self.body.forced.items()}
         ids = force(row.ids, forced, self.one.encode)
-        return [Asked(ids, 0, self.one.rules(row, banned=self.body.banned, blanks=blanks))]
+        rules = self.one.rules(
+            row, banned=self.body.banned, blanks=blanks, n=self.body.n, check=check
+        )
+        return [Asked(ids, 0, rules)]
 
     def choice(self, number: int, asked: Asked, row: int, written: Written) -> dict[str, Any]:
         text, _ = self.one.text_of(written, asked.start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,16 +14,30 @@ from starlette.types import ASGIApp
 
 from xdlm.errors import UserError
 from xdlm.serve.service import Service
+from xdlm.serve.web.protocol import Protocol
+
+#: Seconds for the last answers to leave, when time is up.
+_TELLING = 3
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, drain: float, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self.ready = ready
+        self.service, self.drain, self.ready = service, drain, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What is not finished in time is given up, while its client can still be told."""
+        late = asyncio.get_running_loop().call_later(self.drain, self.service.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,11 +82,11 @@ def serve(
     """Answer until a signal says otherwise; `drain` seconds are left to what was begun. `ready` is called
     once requests can come."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", server_header=False,
-        timeout_graceful_shutdown=max(1, int(drain)), timeout_keep_alive=5,
+        app, http=Protocol, log_level="warning", access_log=False, lifespan="off", server_header=False,
+        timeout_graceful_shutdown=math.ceil(drain) + _TELLING, timeout_keep_alive=5,
     )  # fmt: skip
-    server = _Server(config, ready)
+    server = _Server(config, service, drain, ready)
     try:
         server.run(sockets=[listener])
     finally:
-        service.close(drain=False)
+        service.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
@@ -15,6 +17,18 @@ from xdlm.serve.engine import Progress, Ticket, Written
 T = TypeVar("T")
 #: Seconds between two looks at whether the client is still there.
 _LOOK = 0.25
+
+
+class Clock:
+    """Of a request, from its arrival."""
+
+    def __init__(self, timeout: float) -> None:
+        self.began, self.timeout = time.monotonic(), timeout
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is given up."""
+        return self.began + self.timeout - time.monotonic()
 
 
 class ClientGone(Exception):
@@ -48,15 +62,21 @@ async def finished(tickets: Sequence[Ticket], http: HttpRequest) -> list[list[Wr
             ticket.cancel()
 
 
-async def awaited(future: Future[T], http: HttpRequest) -> T:
-    """The result of some other work, unless the client goes away first."""
-    task = asyncio.wrap_future(future)
-    while not task.done():
-        await asyncio.wait([task], timeout=_LOOK)
-        if not task.done() and await http.is_disconnected():
-            task.cancel()
-            raise ClientGone
-    return task.result()
+async def awaited(future: Future[T], http: HttpRequest, clock: Clock) -> T:
+    """The result of some other work; it is cancelled if the client goes away or the time is up."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    future.add_done_callback(lambda _: _tell(loop, done.set))
+    try:
+        while not future.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), min(_LOOK, max(clock.left, 0.0)))
+            if not future.done() and clock.left <= 0:
+                raise TimeoutError(f"not finished within {clock.timeout:g} s")
+            if not future.done() and await http.is_disconnected():
+                raise ClientGone
+        return future.result(0)
+    finally:
+        future.cancel()
 
 
 class Steps:

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from xdlm.serve.engine import Ticket, Written
 from xdlm.serve.web.jobs import Asked, Job, Watch
+from xdlm.serve.web.streams import awaited
 
 Results = Sequence[Sequence[Written]]
 
@@ -38,7 +39,11 @@ class Submitted(NamedTuple):
 
 
 async def submitted(job: Job[Any], http: HttpRequest, watch: Watch | None = None) -> Submitted:
-    """Hand a job to the engine; what it takes to read its texts is done outside of the event loop."""
-    rows = await asyncio.to_thread(job.rows)
+    """Hand a job to the engine. Its texts are read outside of the event loop; patterns, which may take
+    long, have threads of their own, so that they keep nobody else waiting."""
+    if job.has_patterns:
+        rows = await awaited(job.service.compiling.submit(job.rows), http, job.clock)
+    else:
+        rows = await asyncio.to_thread(job.rows, lambda: None)
     give = (rows,) if watch is None else (rows, watch)
     return Submitted(job, rows, await asyncio.to_thread(job.submit, *give))
