@@ -542,6 +542,29 @@ def test_a_client_that_does_not_read_is_left(monkeypatch) -> None:
     assert left == [True]
 
 
+def test_a_ticket_that_fails_ends_the_others() -> None:
+    from collections import Counter
+
+    from xdlm.sampling import SamplerConfig
+    from xdlm.serve.engine import Request, Ticket
+    from xdlm.serve.web.streams import finished
+
+    class Client:
+        async def is_disconnected(self) -> bool:
+            return False
+
+    asked = Request([None], SamplerConfig())
+    sick, well = (Ticket(asked, Counter()) for _ in range(2))
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_later(0.05, sick._fail, RuntimeError("no"), "failed")
+        await asyncio.wait_for(finished([well, sick], Client()), 5)  # type: ignore[arg-type]
+
+    with pytest.raises(RuntimeError, match="no"):
+        asyncio.run(wait())
+    assert well.done, "nobody waits for it any more"
+
+
 def test_nothing_that_the_schema_allows_breaks_it(tmp_path: Path) -> None:
     """schemathesis: what it makes up from the served schema, and what it breaks on purpose."""
     pytest.importorskip("schemathesis")
@@ -650,7 +673,7 @@ def test_documented_clients_work(server: Server) -> None:
     pytest.importorskip("openai")
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(programs) == 3
+    assert len(programs) == 4
     for program in programs:
         program = program.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
         printed: list[Any] = []
