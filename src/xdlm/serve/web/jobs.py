@@ -79,7 +79,7 @@ class Job(ABC, Generic[B]):
         """What can be told of a text that is not finished, beyond what was told."""
         return ""
 
-    def submit(self, rows: Sequence[Asked], watch: Watch = lambda number: None) -> list[Ticket]:
+    def submit(self, rows: Sequence[Asked], watch: Watch) -> list[Ticket]:
         """A ticket for each row, or an error and none; `watch` says who is told of a row's steps."""
         tickets: list[Ticket] = []
         try:

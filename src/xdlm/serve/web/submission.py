@@ -38,12 +38,17 @@ class Submitted(NamedTuple):
         return [self.job.choice(number, asked, row, one) for row, one in enumerate(written)]
 
 
-async def submitted(job: Job[Any], http: HttpRequest, watch: Watch | None = None) -> Submitted:
+async def submitted(
+    job: Job[Any], http: HttpRequest, watch: Watch = lambda number: None
+) -> Submitted:
     """Hand a job to the engine. Its texts are read outside of the event loop; patterns, which may take
     long, have threads of their own, so that they keep nobody else waiting."""
-    if job.has_patterns:
-        rows = await awaited(job.service.compiling.submit(job.rows), http, job.clock)
-    else:
-        rows = await asyncio.to_thread(job.rows, lambda: None)
-    give = (rows,) if watch is None else (rows, watch)
-    return Submitted(job, rows, await asyncio.to_thread(job.submit, *give))
+
+    def hand_over(rows: Sequence[Asked] | None = None) -> Submitted:
+        rows = job.rows(lambda: None) if rows is None else rows
+        return Submitted(job, rows, job.submit(rows, watch))
+
+    if not job.has_patterns:
+        return await asyncio.to_thread(hand_over)
+    rows = await awaited(job.service.compiling.submit(job.rows), http, job.clock)
+    return await asyncio.to_thread(hand_over, rows)
