@@ -220,9 +220,10 @@ def test_curves_and_texts_beside_the_records_are_shown(tmp_path: Path) -> None:
     assert (folder / "figures/adaptation.png").is_file()
     assert "<summary>Texts of 8 steps</summary>" in page
     assert "````text\nWritten ```by``` adapt-xdlm\n````" in page
-    (folder / "curves" / "mdlm.csv").write_text("step,nats\n1,x\n")
-    with pytest.raises(UserError, match=r"mdlm\.csv is no curve of step,nats"):
-        read_study(folder)
+    for damaged in ("step,nats\n1,x\n", "step\n1\n", ""):
+        (folder / "curves" / "mdlm.csv").write_text(damaged)
+        with pytest.raises(UserError, match=r"mdlm\.csv is no curve of step,nats"):
+            read_study(folder)
 
 
 def test_what_follows_the_paper_holds() -> None:

@@ -10,11 +10,16 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xdlm.errors import UserError
+from xdlm.files import write_atomic
 from xdlm.report.colours import series_colours
 from xdlm.report.figures import Lines, Point, legend
 from xdlm.report.plots import clean, save_panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SECONDS, CURVES, SAMPLES = "seconds.csv", "curves", "samples"
 #: Run -> (step, nats), and run -> number of sampling steps -> texts.
@@ -29,18 +34,16 @@ _SMOOTH = 5
 def write_curve(log: Path, file: Path) -> None:
     """The curve of a run from its log."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    rows = [f"{one['step']},{one['elbo']:.4f}\n" for one in lines if "elbo" in one]
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows([one["step"], f"{one['elbo']:.4f}"] for one in lines if "elbo" in one)
+    write_atomic(file, ",".join(_COLUMNS) + "\n" + "".join(rows))
 
 
 def read_curves(folder: Path) -> Curves:
     found: Curves = {}
     for file in sorted((folder / CURVES).glob("*.csv")):
-        head, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
         try:
+            head, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
             if head != _COLUMNS:
                 raise ValueError(f"its columns are {head}")
             found[file.stem] = [(int(step), float(nats)) for step, nats in rows]
@@ -85,7 +88,7 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], file: Path) -
     lines: Lines = {name: _smoothed(curve) for name, curve in curves.items()}
     colours = series_colours(list(lines))
 
-    def draw(axes):  # type: ignore[no-untyped-def]
+    def draw(axes: Axes) -> None:
         for name, points in lines.items():
             axes.plot(
                 [p.x for p in points], [p.y for p in points], label=name, color=colours[name],
