@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from xdlm.data.crops import Views
 from xdlm.data.image_folder import ImageFolder
-from xdlm.data.journal import compare, holds_anything, journal_of, write_journal
+from xdlm.data.journal import check_finished, journal_of, write_journal
 from xdlm.data.packing import token_dtype
 from xdlm.data.pictures import Progress
-from xdlm.data.shards import JOURNAL, MappedTokens, Shard, check_shard
+from xdlm.data.shards import JOURNAL, MappedTokens, Shard
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
 from xdlm.tokens import Codes
@@ -123,12 +123,8 @@ def prepare_codes(
     inputs = _inputs(folder, codes, views)
     if is_coded(out):
         done = read_coded(out)
-        compare({name: getattr(done, name) for name in inputs}, inputs, out)
-        for shard in done.shards:
-            check_shard(out / shard.name, shard)
+        check_finished(done, inputs, out)
         return done
-    if not (out / JOURNAL).is_file() and holds_anything(out):
-        raise UserError(f"{out} holds something else; choose another folder")
     shards = journal_of(out, inputs)
     write_journal(out, inputs, shards)
     n_images, n_done = len(folder.files), sum(shard.documents for shard in shards) // views.number

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from xdlm.data.shards import JOURNAL, Shard
+from xdlm.data.shards import JOURNAL, Shard, check_shard
 from xdlm.errors import UserError
 from xdlm.files import sha256_of, write_atomic
+
+
+class Finished(Protocol):
+    """A manifest: its inputs by name, and the shards that were made of them."""
+
+    @property
+    def shards(self) -> Sequence[Shard]: ...
 
 
 def compare(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
@@ -33,10 +41,19 @@ def write_journal(out: Path, inputs: dict[str, Any], shards: list[Shard]) -> Non
     write_atomic(out / JOURNAL, json.dumps(journal))
 
 
+def check_finished(done: Finished, inputs: dict[str, Any], out: Path) -> None:
+    """That what a folder holds was made of the same inputs, and is whole."""
+    compare({name: getattr(done, name) for name in inputs}, inputs, out)
+    for shard in done.shards:
+        check_shard(out / shard.name, shard)
+
+
 def journal_of(out: Path, inputs: dict[str, Any]) -> list[Shard]:
-    """Shards that an interrupted run has finished."""
+    """Shards that an interrupted run has finished; a folder that holds anything else is an error."""
     file = out / JOURNAL
     if not file.is_file():
+        if holds_anything(out):
+            raise UserError(f"{out} holds something else; choose another folder")
         return []
     try:
         journal = json.loads(file.read_text(encoding="utf-8"))

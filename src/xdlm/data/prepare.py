@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from xdlm.data.documents import Source
-from xdlm.data.journal import compare, holds_anything, journal_of, write_journal
+from xdlm.data.journal import check_finished, journal_of, write_journal
 from xdlm.data.packing import encode_documents, token_dtype
 from xdlm.data.shards import (
     FORMAT,
@@ -32,7 +32,6 @@ from xdlm.data.shards import (
     TOKENIZER,
     Manifest,
     Shard,
-    check_shard,
     is_prepared,
     read_manifest,
 )
@@ -86,12 +85,8 @@ def prepare(
     inputs = _inputs(source, tokenizer, rules)
     if is_prepared(out):
         done = read_manifest(out)
-        compare({name: getattr(done, name) for name in inputs}, inputs, out)
-        for shard in done.shards:
-            check_shard(out / shard.name, shard)
+        check_finished(done, inputs, out)
         return done
-    if not (out / JOURNAL).is_file() and holds_anything(out):
-        raise UserError(f"{out} holds something else; choose another folder")
     shards = journal_of(out, inputs)
     documents = islice(source.documents(), rules.limit)
     for _ in range(sum(shard.documents for shard in shards)):  # read again, not tokenised again
