@@ -8,13 +8,15 @@ Text is looked for in the folder that XDLM_DATA names (or data/): enwiki2014/*.j
 zero-shot sets. With --lanes 2 two runs share the GPU, so that one computes while the other starts; a run is
 measured as soon as it is done, beside those that still train. What is left of the minutes is shared among
 the runs that have steps left. Called again, it goes on where it stopped, and measures only what it has not.
-Results are records (JSON lines) under --out, logs are in runs/repro/logs.
+A budget can be spent in pieces, on one machine or another: what runs/repro/kept holds is all that a later
+piece needs of an earlier one. Results are records (JSON lines) under --out, logs are in runs/repro/logs.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from threading import Lock
 
 from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
 from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
@@ -28,6 +30,8 @@ RECIPES = {run: HERE / f"{run.replace('adapt-', 'adapt/')}.yaml" for run in RUNS
 SPLITS = ("train", "validation")
 VALIDATION = "prepared/enwiki2014-validation"
 LOGS = Path("runs/repro/logs")
+#: The judge in a form that is small enough to keep: runs that are trained later need the same one.
+KEPT_JUDGE = Path("runs/repro/kept/judge")
 
 
 def main() -> None:
@@ -38,8 +42,13 @@ def main() -> None:
                         default=["8", "16", "32", "64", "128", "256", "512", "1024"])  # fmt: skip
     parser.add_argument("--early-steps", nargs="+", help="and at checkpoints on the way",
                         default=["8", "32", "128"])  # fmt: skip
-    parser.add_argument("--n", default="256", help="texts for each number of steps")
+    parser.add_argument("--n", nargs="+", help="texts for each number of steps: few steps are cheap",
+                        default=["1024", "512", "512", "256", "256", "128", "128", "128"])  # fmt: skip
     options = parser.parse_args()
+    if len(options.n) != len(options.steps) or not {*options.early_steps} <= {*options.steps}:
+        parser.error(
+            "--n needs a number for each of --steps, and --early-steps must be among those"
+        )
     prepare()
     options.out.mkdir(parents=True, exist_ok=True)
     TextStudy(options).run()
@@ -56,7 +65,7 @@ def prepare() -> None:
 
 class TextStudy(LaneStudy):
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
+        self._options, self._keeping = options, Lock()
         super().__init__(RECIPES, options.runs, logs=LOGS, minutes=options.minutes, lanes=options.lanes,
                          benches=options.benches, times=options.out / SECONDS)  # fmt: skip
 
@@ -66,30 +75,46 @@ class TextStudy(LaneStudy):
     def measure(self, run: str) -> None:
         """Every checkpoint that was kept: perplexity, here and on the zero-shot sets, and generated text.
         The last one in all numbers of steps, with what tokens do in each."""
-        self.wait_for(JUDGE)
         options, folder = self._options, str(self.folder(run))
         write_curve(self.folder(run) / "log.jsonl", options.out / CURVES / f"{run}.csv")
-        own = [] if self.steps_left(JUDGE) else [str(self.folder(JUDGE))]
-        writing = ["--n", options.n, "--precision", options.precision, "--judge", *own, *options.judge,
-                   "--records", str(options.out / f"{run}.jsonl")]  # fmt: skip
+        records = ["--records", str(options.out / f"{run}.jsonl")]
+        judges = ["--precision", options.precision, "--judge", *self._own_judge(), *options.judge]
         reading = ["--data", VALIDATION, "--zero-shot", "--batch", "256", "--max-rows", "512"]
-        dynamics = ["eval", "dynamics", folder, *reading, *writing]
+        dynamics = ["eval", "dynamics", folder, *reading, *judges, *records]
         if run == JUDGE:  # it writes nothing
             self.xdlm(f"{run}.measure", *dynamics, "--steps")
             return
-        self.xdlm(f"{run}.measure", *dynamics, "--steps", *options.early_steps)
         last = str(self.step_of_newest(run))
         self.xdlm(
-            f"{run}.last", *dynamics, "--steps", *options.steps, "--transitions", "--every", last
+            f"{run}.last",
+            *dynamics,
+            *self._writing(options.steps),
+            "--transitions",
+            "--every",
+            last,
         )
+        self.xdlm(f"{run}.measure", *dynamics, *self._writing(options.early_steps))
         if run == START or self.needs(run):
             self._keep_texts(run, "--model", folder)
         if run == START:
             # Its predictions in the reverse process of mixed noise, without any training.
             mixed = ["--model", folder, "--k", "0.1"]
-            self.xdlm(f"{run}.as-xdlm", "eval", "gen", *mixed, "--data", VALIDATION, *writing,
-                      "--steps", *options.steps)  # fmt: skip
+            self.xdlm(f"{run}.as-xdlm", "eval", "gen", *mixed, "--data", VALIDATION, *judges, *records,
+                      *self._writing(options.steps))  # fmt: skip
             self._keep_texts(f"{run}-as-xdlm", *mixed)
+
+    def _own_judge(self) -> list[str]:
+        """The one that was trained here, or kept from before; none, if it did not come to its end."""
+        self.wait_for(JUDGE)
+        with self._keeping:
+            if not KEPT_JUDGE.exists() and not self.steps_left(JUDGE):
+                self.xdlm(f"{JUDGE}.export", "export", "--model", str(self.folder(JUDGE)), "--out",
+                          str(KEPT_JUDGE), "--dtype", "int8")  # fmt: skip
+        return [str(KEPT_JUDGE)] if KEPT_JUDGE.exists() else []
+
+    def _writing(self, steps: list[str]) -> list[str]:
+        texts = dict(zip(self._options.steps, self._options.n, strict=True))
+        return ["--steps", *steps, "--n", *(texts[number] for number in steps)]
 
     def _keep_texts(self, name: str, *words: str) -> None:
         """A few, to be read."""

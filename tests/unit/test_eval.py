@@ -174,6 +174,7 @@ IMPOSSIBLE = {
     ("--temperature", "-1"): "temperature must be 0 or lie in",
     ("--temperature", "nan"): "temperature must be 0 or lie in",
     ("--n", "0"): "--n must lie in 1..",
+    ("--steps", "2", "4", "8", "--n", "2", "4"): "one for each of the 3 of --steps",
     ("--steps", "4", "0"): "at least 1 step",
     ("--draws", "0"): "at least 1",
     ("--max-rows", "0"): "--max-rows must be at least 1",

@@ -49,12 +49,11 @@ def test_every_row_of_the_paper_has_its_recipe(folder: str, corpus: str) -> None
 def test_the_reproduction_compares_noise_alone() -> None:
     found = {path.stem: load_config(path) for path in (RECIPES / "repro").glob("*.yaml")}
     assert sorted(found) == sorted((*METHODS, "judge"))
-    one = found["mdlm"]
+    one, judge = found["mdlm"], found.pop("judge")
+    assert judge.process == ProcessConfig(kind="autoregressive")
+    assert (judge.model, judge.data) == (one.model, one.data)
     for method, config in found.items():
-        if method == "judge":
-            assert config.process == ProcessConfig(kind="autoregressive")
-        else:
-            assert config.process == recipe("owt", method, twin=False).process
+        assert config.process == recipe("owt", method, twin=False).process
         assert config.loss.weighting == ("dynamic" if method == "gidd" else "elbo")
         same = replace(
             config,
@@ -63,7 +62,8 @@ def test_the_reproduction_compares_noise_alone() -> None:
             train=replace(config.train, out=one.train.out),
         )
         assert same == one
-    assert len({config.train.out for config in found.values()}) == len(found)
+    folders = {config.train.out for config in (judge, *found.values())}
+    assert len(folders) == len(found) + 1
 
 
 def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
@@ -74,6 +74,8 @@ def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
     def xdlm(log: Path, *words: str) -> None:
         time.sleep(0.01)
         said.append((log.name.removesuffix(".log"), *words))
+        if words[0] == "export":
+            Path(words[words.index("--out") + 1]).mkdir(parents=True)
         if words[0] == "train":
             trained.add(words[1])
             folder = Path(load_config(words[1]).train.out)
@@ -112,8 +114,10 @@ def test_the_script_trains_and_measures_what_depends_on_it(
             if log.endswith(".texts"):
                 continue
             at = words.index("--judge")
-            assert words[at + 1 : at + 3] == ["runs/repro/judge", "x"]
+            assert words[at + 1 : at + 3] == ["runs/repro/kept/judge", "x"]
     assert {f"{run}.measure" for run in runs} <= set(logs) and "mdlm.as-xdlm" in logs
+    (early,) = ([*words] for log, *words in said if log == "udlm.measure")
+    assert early[-8:] == ["--steps", "8", "32", "128", "--n", "1024", "512", "256"]
     curves = Path("runs/repro/results/curves")
     assert sorted(file.stem for file in curves.iterdir()) == sorted(runs)
     assert (curves / "mdlm.csv").read_text() == "step,nats\n25,8.5000\n"

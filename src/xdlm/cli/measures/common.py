@@ -59,8 +59,8 @@ class Writing:
 
     steps: tuple[int, ...] = (32,)
     """Numbers of sampling steps; none to generate nothing. The final denoise comes on top."""
-    n: int = 32
-    """Texts per number of steps."""
+    n: tuple[int, ...] = (32,)
+    """Texts per number of steps: one number for all, or one for each."""
     judge: tuple[str, ...] = (NGRAM,)
     """One or several, who judge the same texts: ngram, an autoregressive model of this library (a bundled
     name, a checkpoint folder or a run folder), a folder with a causal language model, or a .gguf file."""
@@ -70,6 +70,10 @@ class Writing:
     """Draw from the smallest set of tokens that holds this probability."""
     transitions: bool = False
     """Count what tokens do at each step too: appear, change, be masked again."""
+
+    def texts(self, steps: int) -> int:
+        """How many are generated in so many steps."""
+        return self.n[0] if len(self.n) == 1 else self.n[self.steps.index(steps)]
 
 
 def check_settings(options: Running) -> None:
@@ -84,8 +88,14 @@ def check_settings(options: Running) -> None:
         if options.max_rows is not None and options.max_rows < 1:
             raise UserError(f"--max-rows must be at least 1, got {options.max_rows}")
     if isinstance(options, Writing):
-        if not 1 <= options.n <= MAX_SAMPLES:
-            raise UserError(f"--n must lie in 1..{MAX_SAMPLES:,}, got {options.n}")
+        for n in options.n:
+            if not 1 <= n <= MAX_SAMPLES:
+                raise UserError(f"--n must lie in 1..{MAX_SAMPLES:,}, got {n}")
+        if len(options.n) != 1 and len(options.n) != len(options.steps):
+            raise UserError(
+                f"--n needs one number, or one for each of the {len(options.steps)} of --steps, got "
+                f"{len(options.n)}"
+            )
         if not options.judge or len(set(options.judge)) < len(options.judge):
             raise UserError("--judge needs at least one name, and each only once")
         prediction = Filter(options.temperature, options.top_p)

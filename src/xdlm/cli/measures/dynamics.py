@@ -225,7 +225,7 @@ class _Dynamics:
             self._judges[tokenizer.digest] = judges
             for source in self._data[:1]:
                 rows = self._read(model, source)
-                real = RealText(model, source, rows, n=options.n, seed=options.seed)
+                real = RealText(model, source, rows, n=max(options.n), seed=options.seed)
                 for judge in judges:
                     self._once(real.expected(run, judge), partial(_real_judged, real, run, judge))
         return self._judges[tokenizer.digest]

@@ -44,6 +44,7 @@ different judges do not compare; several may judge the same texts, each for itse
 examples:
   xdlm eval gen --steps 4 16 64
   xdlm eval gen --model runs/owt --judge models/gpt2-large --n 256 --records results.jsonl --samples texts/
+  xdlm eval gen --model runs/owt --judge models/gpt2-large --steps 8 128 1024 --n 1024 256 64
   xdlm eval gen --model runs/repro/mdlm --judge runs/repro/judge models/gpt2-large
   xdlm eval gen --model runs/owt --judge models/gpt2-large --n 1000 --mauve --data openwebtext:validation
 """
@@ -83,7 +84,7 @@ def run(arguments: list[str]) -> None:
     judges = [open_judge(name, model.tokenizer, device) for name in options.judge]
     source = own_text(model.config) if options.data is None else options.data
     rows = read_rows(model, source, options.length)
-    real = RealText(model, source, rows, n=options.n, seed=options.seed)
+    real = RealText(model, source, rows, n=max(options.n), seed=options.seed)
     mauve = _mauve(judges[0], real, options) if options.mauve else None
     table = _table(judges, with_mauve=options.mauve)
     beside = [
@@ -112,14 +113,15 @@ def run(arguments: list[str]) -> None:
         if out.trajectory is not None:
             keep(options.records, transitions(plans[0], out.trajectory))
     names = " and ".join(judge.name for judge in judges)
-    show_table(table, f"{options.model}, {options.n} texts each, judge: {names}")
+    numbers = " / ".join(f"{n:,}" for n in options.n)
+    show_table(table, f"{options.model}, {numbers} texts each, judge: {names}")
 
 
 def planned(
     model: Model, name: str, judge: Judge, steps: int, running: Running, writing: Writing
 ) -> EvalRecord:
     return plan_writing(
-        model, name, judge, n=writing.n, steps=steps, length=running.length, seed=running.seed,
+        model, name, judge, n=writing.texts(steps), steps=steps, length=running.length, seed=running.seed,
         temperature=writing.temperature, top_p=writing.top_p,
     )  # fmt: skip
 
@@ -138,7 +140,9 @@ def judged_aloud(
 
 
 def _mauve(judge: Judge, real: RealText, options: Options) -> Mauve:
-    able = check_mauve(judge, min(options.n, len(real.texts)))
+    if len(options.n) != 1:
+        raise UserError("--mauve depends on how many texts there are; give one --n for all steps")
+    able = check_mauve(judge, min(options.n[0], len(real.texts)))
     return Mauve(
         able, real.texts, source=real.source, digest=real.digest, seed=options.seed,
         progress=progress,
