@@ -70,6 +70,12 @@ for shift in (-2000.0, -600.0, 700.0, 3000.0):
 with torch.no_grad():
     drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden * torch.nan, u, torch.arange(24))
 assert ((drawn >= 0) & (drawn < 700)).all()
+# Where nothing is drawn there is a token all the same: whoever looks it up must not read beyond the logits.
+torch.use_deterministic_algorithms(True)  # fresh memory holds the largest numbers
+with torch.no_grad():
+    drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden, -u.sign(), torch.arange(24))
+assert not drawn.any()
+torch.use_deterministic_algorithms(False)
 # Views that a kernel must not take for plain arrays: one row of log c for all, every other token, and
 # an upstream gradient that is one number expanded.
 process = Mixed(Vocab(513, 256), k=0.1)

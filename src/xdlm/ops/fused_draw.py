@@ -18,7 +18,7 @@ def fused_draw_and_weigh(
     logits: Tensor, head: Head, uniform: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As `draw_and_weigh`, in one reading of each row; `logits` [R, padded V] and `head` are prepared.
-    Where `uniform` is negative nothing is drawn."""
+    Where `uniform` is negative nothing is drawn, and the token is 0."""
     rows = len(logits)
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     p_z = torch.empty(rows, dtype=torch.float64, device=logits.device)
@@ -53,7 +53,9 @@ def _draw_kernel(
     at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
     tl.store(p_z_ptr + row, _mass(at_z - unit) / total)
     uniform = tl.load(uniform_ptr + row)
-    if uniform >= 0:
+    if uniform < 0:
+        tl.store(drawn_ptr + row, 0)
+    else:
         target = uniform * total
         # The first block, and in it the first token, whose running sum exceeds the target: never one of
         # zero probability.

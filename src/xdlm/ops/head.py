@@ -47,7 +47,7 @@ class RowDraws(ABC):
         guide: Guide | None = None,
     ) -> tuple[Tensor, Tensor]:
         """For rows `hidden` [R, d]: a token from each prediction, and the probability of `z`. Where
-        `uniform` is negative only the latter is asked for, and the token may be anything.
+        `uniform` is negative only the latter is asked for, and the token may be any.
 
         A guide changes the logits first, then `reshape` does.
         """
