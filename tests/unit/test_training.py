@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from xdlm import UserError, load
 from xdlm.api import load_tokenizer
@@ -37,6 +38,7 @@ from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.ema import Ema
 from xdlm.training.loss import DiffusionLoss, LossSums
+from xdlm.training.muon import StackedMuon
 from xdlm.training.noised import noised_in_torch
 from xdlm.training.optimizer import clip_gradients, learning_rate
 from xdlm.training.parallel import World, join_world, launcher, note_launch, started_again
@@ -353,6 +355,26 @@ def test_muon_moves_matrices_of_blocks_alike_in_all_directions(tmp_path: Path) -
     assert adamw | muon == set(dict(trainer.model.named_parameters())) and not adamw & muon
     assert all(name.startswith("blocks.") and name.endswith("weight") for name in muon)
     assert {"embed.weight", "out.weight", "out.bias"} <= adamw
+
+
+def test_muon_of_stacks_is_that_of_matrices() -> None:
+    """Five steps of both: what they add up to is the same but for bfloat16's rounding."""
+    torch.manual_seed(0)
+    shapes = [(16, 48), (48, 16), (16, 48), (24, 24)]
+    start = [torch.randn(shape) for shape in shapes]
+    ours, theirs = ([nn.Parameter(w.clone()) for w in start] for _ in range(2))
+    stacked = StackedMuon(ours, lr=0.01, weight_decay=0.1)
+    plain = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(5):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = other.grad = torch.randn(one.shape)
+        stacked.step()
+        plain.step()
+    for one, other, before in zip(ours, theirs, start, strict=True):
+        assert (one - other).norm() < 0.01 * (other - before).norm()
+        assert torch.equal(
+            stacked.state[one]["momentum_buffer"], plain.state[other]["momentum_buffer"]
+        )
 
 
 def test_muon_resumes_as_if_never_stopped(tmp_path: Path) -> None:

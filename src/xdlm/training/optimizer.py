@@ -11,12 +11,13 @@ from xdlm.config import OptimConfig
 from xdlm.models import Denoiser
 from xdlm.training.blocks import blocks_of
 from xdlm.training.checkpoint import OPTIMIZER, Checkpoint
+from xdlm.training.muon import StackedMuon
 from xdlm.training.sharding import own_part
 
 #: What is kept for a weight between steps, beside their number.
 _MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
-    torch.optim.Muon: ("momentum_buffer",),
+    StackedMuon: ("momentum_buffer",),
 }
 
 
@@ -41,11 +42,10 @@ class Optimizer:
         ]  # fmt: skip
         if matrices:
             self.parts.append(
-                torch.optim.Muon(
-                    [p for p in trained.values() if p in matrices], lr=config.lr,
-                    weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw",
+                StackedMuon(
+                    [p for p in trained.values() if p in matrices], config.lr, config.weight_decay
                 )
-            )  # fmt: skip
+            )
 
     def step(self, rate: float) -> None:
         """With the gradients that are there, at this learning rate; they are gone afterwards."""
