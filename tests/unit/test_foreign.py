@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from test_cli import complaint
 from tokenizers import Tokenizer, models
 
 from xdlm import UserError, Vocab, load
+from xdlm.api import Model
 from xdlm.cli.main import main
-from xdlm.training.foreign import read_foreign
+from xdlm.training.foreign import Said, read_foreign
 
 PARITY = Path(__file__).parents[1] / "parity" / "dits"
 N_STATES = 37
@@ -48,44 +51,81 @@ def lightning(file: Path, tensors: dict[str, torch.Tensor], *, told: bool = Fals
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("repository", ["mdlm", "xdlm", "gidd"])
+@pytest.mark.parametrize("repository", ["mdlm", "udlm", "xdlm", "gidd"])
 def test_logits_are_those_of_the_repository(tmp_path: Path, repository: str) -> None:
-    special = ("[PAD]", "[MASK]") if repository == "gidd" else ()
+    special = ("[PAD]", "[MASK]") if repository in ("gidd", "udlm") else ()
     tokenizer = write_tokenizer(tmp_path / "tokenizer", *special)
-    flags = {"xdlm": ["--process.k", "0.1"], "gidd": ["--process.p-uniform", "0.2"], "mdlm": []}
+    flags = {"xdlm": ["--process.k", "0.1"], "gidd": ["--process.p-uniform", "0.2"]}
     main([
         "import", str(PARITY / f"{repository}.safetensors"), "--from", repository,
         "--tokenizer", str(tokenizer), "--out", str(tmp_path / "out"), "--length", "11",
-        *flags[repository],
+        *flags.get(repository, []),
     ])  # fmt: skip
     model = load(tmp_path / "out", device="cpu")
-    assert model.process.vocab == Vocab(N_STATES, N_STATES - 1)
+    mask_id = None if repository == "udlm" else N_STATES - 1
+    assert model.process.vocab == Vocab(N_STATES, mask_id)
     expected = load_file(PARITY / f"{repository}-outputs.safetensors")
     with torch.no_grad():
         logits = model.denoiser(expected["z"].long(), expected["t"])
     torch.testing.assert_close(logits, expected["logits"][..., :N_STATES], rtol=1e-5, atol=1e-5)
+    again = load(model_saved(model, tmp_path / "again"), device="cpu")
+    with torch.no_grad():
+        assert torch.equal(again.denoiser(expected["z"].long(), expected["t"]), logits)
 
 
-def test_lightning_checkpoints(tmp_path: Path, capsys) -> None:
+def model_saved(model: Model, folder: Path) -> Path:
+    model.publish(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("repository", "config", "kind", "time_conditioning"),
+    [
+        ("udlm", None, "level-dit", True),
+        ("udlm", {"time_conditioning": True}, "level-dit", True),
+        ("udlm", {"time_conditioning": False}, "dit", False),
+        ("mdlm", {"time_conditioning": False}, "dit", False),
+        ("mdlm", {"time_conditioning": True}, "level-dit", True),
+    ],
+)
+def test_what_a_model_is_told_stands_beside_its_weights(
+    tmp_path: Path, repository: str, config: dict | None, kind: str, time_conditioning: bool
+) -> None:
+    write_tokenizer(tmp_path, *(("[MASK]",) if repository == "udlm" else ()))
+    shutil.copy(PARITY / "mdlm.safetensors", tmp_path / "model.safetensors")
+    if config is not None:
+        said = {**config, "model_length": 21, "n_heads": 4}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+    main(["import", str(tmp_path), "--from", repository, "--out", str(tmp_path / "out")])
+    found = load(tmp_path / "out", device="cpu").config
+    assert (found.model.kind, found.model.time_conditioning) == (kind, time_conditioning)
+    assert (found.data.length, found.model.heads) == ((1024, 2) if config is None else (21, 4))
+
+
+def test_gidd_says_its_own_noise(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "[PAD]", "[MASK]")
+    shutil.copy(PARITY / "gidd.safetensors", tmp_path / "model.safetensors")
+    said = {"p_uniform": 0.1, "max_seq_len": 16, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    main(["import", str(tmp_path), "--from", "gidd", "--out", str(tmp_path / "out")])
+    found = load(tmp_path / "out", device="cpu").config
+    assert (found.process.p_uniform, found.data.length) == (0.1, 16)
+
+
+def test_lightning_checkpoints(tmp_path: Path) -> None:
     tensors = load_file(PARITY / "mdlm.safetensors")
     lightning(tmp_path / "a.ckpt", tensors)
     raw, averaged = (read_foreign(tmp_path / "a.ckpt", averaged=flag) for flag in (False, True))
-    assert (raw.step, raw.weights, averaged.weights, raw.time_conditioned) == (
-        7,
-        "raw",
-        "ema",
-        False,
-    )
+    assert (raw.step, raw.weights, averaged.weights) == (7, "raw", "ema")
+    assert raw.said == Said(time_conditioning=False)
     for name, tensor in tensors.items():
         assert torch.equal(raw.tensors[name], tensor)
         plus = 0 if name.startswith("rotary_emb") else 1
         assert torch.equal(averaged.tensors[name], tensor + plus)
     lightning(tmp_path / "b.ckpt", tensors, told=True)
-    write_tokenizer(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["import", str(tmp_path / "b.ckpt"), "--from", "udlm", "--out", str(tmp_path / "o")])
-    assert stop.value.code == 2 and "told the noise level" in capsys.readouterr().err
-    assert not (tmp_path / "o").exists()
+    write_tokenizer(tmp_path, "[MASK]")
+    main(["import", str(tmp_path / "b.ckpt"), "--from", "udlm", "--out", str(tmp_path / "o")])
+    assert load(tmp_path / "o", device="cpu").config.model.kind == "level-dit"
 
 
 class Harm:
@@ -133,7 +173,7 @@ def test_surplus_and_missing_weights_are_named(tmp_path: Path) -> None:
     from xdlm.training.foreign import Foreign, dit_shape, dit_tensors
 
     tensors = load_file(PARITY / "mdlm.safetensors")
-    shape = dit_shape(Foreign(tensors, "ema", 0), heads=None, time_scale=None)
+    shape = dit_shape(Foreign(tensors, "ema", 0), heads=None, told="nothing")
     with pytest.raises(UserError, match="unknown y_embedder"):
         dit_tensors(Foreign({**tensors, "y_embedder.w": torch.zeros(1)}, "ema", 0), shape, 37)
     del tensors["blocks.1.mlp.2.bias"]

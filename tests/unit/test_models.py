@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from xdlm import UserError
-from xdlm.models import PRESETS, DiT, DiTConfig
+from xdlm.models import PRESETS, DiT, DiTConfig, LevelDiTConfig, build_denoiser
 from xdlm.models.dit import rotary_angles, rotate
+from xdlm.noise import LogLinear
 
 NANO = PRESETS["nano"]
 
@@ -17,7 +19,8 @@ NANO = PRESETS["nano"]
 def awake(config: DiTConfig, vocab: int = 20) -> DiT:
     """A DiT whose zero-initialised parts have been shaken, so that everything matters."""
     torch.manual_seed(0)
-    model = DiT(config, vocab).eval()
+    model = build_denoiser(config, vocab).eval()
+    assert isinstance(model, DiT)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -69,6 +72,25 @@ def test_time_matters_only_when_asked() -> None:
     assert torch.equal(blind(z, early), blind(z, late))
     sighted = awake(dataclasses.replace(NANO, time_conditioning=True))
     assert not torch.allclose(sighted(z, early), sighted(z, late))
+
+
+def test_a_level_is_what_is_left_of_the_data() -> None:
+    """-log alpha of the log-linear schedule: a plain DiT that is given it as its time agrees."""
+    shape = {"depth": 2, "width": 32, "heads": 2, "cond_width": 8, "dropout": 0.0}
+    told = awake(LevelDiTConfig(**shape))
+    plain = awake(DiTConfig(**shape, time_conditioning=True, time_scale=1.0))
+    plain.load_state_dict(told.state_dict())
+    z, t = torch.randint(0, 20, (4, 5)), torch.tensor([0.0, 0.3, 0.999, 1.0])
+    level = -LogLinear(1e-3)(t.double()).alpha.log()
+    assert level[-1] == pytest.approx(-math.log(1e-3))
+    torch.testing.assert_close(told(z, t), plain(z, level))
+    assert not torch.allclose(told(z, t), plain(z, t), atol=1e-3)
+    for bad, says in (
+        ({"time_conditioning": False}, "use kind dit"),
+        ({"level_eps": 0.0}, "level_eps"),
+    ):
+        with pytest.raises(UserError, match=says):
+            LevelDiTConfig(**shape, **bad)
 
 
 def test_labels() -> None:

@@ -20,7 +20,7 @@ from xdlm.tokens.vq import read_llamagen
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.codec import save_codec
 from xdlm.training.folders import PublishedOther, open_published
-from xdlm.training.foreign import check_rows, dit_shape, dit_tensors, read_foreign
+from xdlm.training.foreign import Said, Told, check_rows, dit_shape, dit_tensors, read_foreign
 from xdlm.training.tensors import check_fit
 from xdlm.training.trained import read_trained
 
@@ -32,7 +32,8 @@ _DESCRIPTION = """Turn a published model into a folder that all verbs read. FROM
                 safetensors, or a folder that holds one. Nothing that such a file holds is run.
   llamagen      LlamaGen's codec of images, VQ-16 (vq_ds16_c2i.pt), into a folder that `vq:FOLDER` names
 
-What a file does not say is given by flags: xdlm its --process.k, gidd its --process.p-uniform.
+What neither the file nor a config.json beside it says is given by flags: xdlm its --process.k, gidd its
+--process.p-uniform. A udlm is told the noise level, as all published ones are, unless it says otherwise.
 LLaDA folders need no import: `--model FOLDER` reads them as they are.
 
 examples:
@@ -69,10 +70,11 @@ class Options:
     tokenizer: str | None = None
     """mdlm, udlm, gidd, xdlm: the model's tokenizer (default: tokenizer.json beside the weights)."""
     process: Noise = field(default_factory=lambda: Noise())
-    length: int = 1024
-    """mdlm, udlm, gidd, xdlm: tokens in a row at training time."""
+    length: int | None = None
+    """mdlm, udlm, gidd, xdlm: tokens in a row at training time (default: what a config.json beside the
+    weights says, or 1,024)."""
     heads: int | None = None
-    """mdlm, udlm, gidd, xdlm: attention heads, if the file does not tell."""
+    """mdlm, udlm, gidd, xdlm: attention heads, if nothing beside the weights tells."""
     shift: bool = False
     """transformers: the state at a position predicts the next token."""
     weights: Literal["ema", "raw"] = "ema"
@@ -123,14 +125,14 @@ def _import_codec(options: Options) -> None:
 def _content_of_dit(options: Options) -> Content:
     foreign = read_foreign(Path(options.path), averaged=options.weights == "ema")
     tokenizer = _tokenizer_of(options)
-    process = _process_of(options, tokenizer)
+    process = _process_of(options, tokenizer, foreign.said)
     config = RunConfig(
         process=process,
-        # GIDD's model is told the time as it is; the others' are told nothing.
-        model=dit_shape(
-            foreign, heads=options.heads, time_scale=1.0 if options.from_ == "gidd" else None
+        model=dit_shape(foreign, heads=options.heads, told=_told(options.from_, foreign.said)),
+        data=DataConfig(
+            tokenizer=options.tokenizer or options.path,
+            length=options.length or foreign.said.length or 1024,
         ),
-        data=DataConfig(tokenizer=options.tokenizer or options.path, length=options.length),
     )
     vocab = config.vocab(tokenizer.size)
     check_rows(foreign, vocab.size)
@@ -144,17 +146,27 @@ def _content_of_dit(options: Options) -> Content:
     return Content(config, tokenizer.files(), foreign.step, {MODEL: cast}, foreign.weights)
 
 
-def _process_of(options: Options, tokenizer: TextTokenizer) -> ProcessConfig:
+def _told(repository: str, said: Said) -> Told:
+    """GIDD's models are told the time. Those of the others are told the noise level or nothing, as their
+    configuration says; where that is not there, as all that the repository published are."""
+    if repository == "gidd":
+        return "time"
+    is_told = repository == "udlm" if said.time_conditioning is None else said.time_conditioning
+    return "level" if is_told else "nothing"
+
+
+def _process_of(options: Options, tokenizer: TextTokenizer, said: Said) -> ProcessConfig:
     """Where a tokenizer has a mask of its own, these repositories use that."""
-    needed = {"gidd": options.process.p_uniform, "xdlm": options.process.k}
+    p_uniform = options.process.p_uniform
+    if options.from_ == "gidd" and p_uniform is None:
+        p_uniform = said.p_uniform
+    needed = {"gidd": p_uniform, "xdlm": options.process.k}
     if options.from_ in needed and needed[options.from_] is None:
         flag = "k" if options.from_ == "xdlm" else "p-uniform"
         raise UserError(f"--from {options.from_} needs --process.{flag}: the file does not say it")
     kind = _DITS[options.from_]
     mask_id = None if kind == "uniform" else tokenizer.mask_id
-    return ProcessConfig(
-        kind, k=options.process.k, p_uniform=options.process.p_uniform, mask_id=mask_id
-    )
+    return ProcessConfig(kind, k=options.process.k, p_uniform=p_uniform, mask_id=mask_id)
 
 
 def _tokenizer_of(options: Options) -> TextTokenizer:

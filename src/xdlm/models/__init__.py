@@ -7,12 +7,13 @@ from xdlm.models.contract import BackboneConfig, Denoiser
 from xdlm.models.dit import PRESETS, DiT, DiTConfig
 from xdlm.models.graphed import run_trunk
 from xdlm.models.heads import drawing_head, head_stats
+from xdlm.models.level_dit import LevelDiT, LevelDiTConfig
 from xdlm.models.llada import Llada, LladaConfig
 from xdlm.models.pretrained import Pretrained, PretrainedConfig
 from xdlm.models.unet import UNet, UNetConfig
 
 #: What describes a backbone; the choice is the recipe's (`model: {kind: ...}`).
-ModelConfig = DiTConfig | LladaConfig | PretrainedConfig | UNetConfig
+ModelConfig = DiTConfig | LevelDiTConfig | LladaConfig | PretrainedConfig | UNetConfig
 
 
 class Backbone(NamedTuple):
@@ -25,6 +26,7 @@ class Backbone(NamedTuple):
 #: Kinds by name. A new backbone is one class, its configuration, a place in `ModelConfig` and a line here.
 BACKBONES: dict[str, Backbone] = {
     DiTConfig.kind: Backbone(DiTConfig, DiT),
+    LevelDiTConfig.kind: Backbone(LevelDiTConfig, LevelDiT),
     LladaConfig.kind: Backbone(LladaConfig, Llada),
     PretrainedConfig.kind: Backbone(PretrainedConfig, Pretrained),
     UNetConfig.kind: Backbone(UNetConfig, UNet),
@@ -42,6 +44,7 @@ __all__ = [
     "Denoiser",
     "DiT",
     "DiTConfig",
+    "LevelDiTConfig",
     "LladaConfig",
     "ModelConfig",
     "PretrainedConfig",

@@ -6,12 +6,13 @@ norms, whose rows are those of theirs. Files are read without running anything t
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.models import DiTConfig
+from xdlm.models import DiTConfig, LevelDiTConfig
 
 #: What a published folder may hold its weights in.
 _FILES = ("model.safetensors", "model.pt", "pytorch_model.bin")
@@ -48,6 +49,18 @@ _BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cach
 _PREFIX = "backbone."
 
 
+class Said(NamedTuple):
+    """What a file, or a config.json beside it, says of its model; None where it says nothing."""
+
+    time_conditioning: bool | None = None
+    length: int | None = None
+    heads: int | None = None
+    p_uniform: float | None = None
+
+
+_NOTHING = Said()
+
+
 @dataclass(frozen=True)
 class Foreign:
     """What a file holds: tensors under their names, averaged ones if it has them, and the step."""
@@ -55,28 +68,48 @@ class Foreign:
     tensors: Mapping[str, Tensor]
     weights: str
     step: int
-    time_conditioned: bool | None = None
-    """Whether the file says that its model is told the noise level; None if it says nothing."""
+    said: Said = _NOTHING
 
 
 def read_foreign(path: Path, *, averaged: bool = True) -> Foreign:
     """A file, or the folder that holds one."""
     file = _file_of(path)
+    said = _said(file.with_name("config.json"))
     if file.suffix == ".safetensors":
         try:
-            return Foreign(_backbone(load_file(file)), "ema", 0)
+            return Foreign(_backbone(load_file(file)), "ema", 0, said)
         except SafetensorError as error:
             raise UserError(f"{file} is damaged: {error}") from error
     content = _load_safely(file)
     if "state_dict" not in content:
-        return Foreign(_backbone(content), "ema", 0)
+        return Foreign(_backbone(content), "ema", 0, said)
     tensors, step = _backbone(content["state_dict"]), int(content.get("global_step", 0))
-    told = _setting(content.get("hyper_parameters"), "time_conditioning")
+    said = Said(_setting(content.get("hyper_parameters"), "time_conditioning"))
     if not averaged:
-        return Foreign(tensors, "raw", step, told)
+        return Foreign(tensors, "raw", step, said)
     if not isinstance(content.get("ema"), dict):
         raise UserError(f"{file} has no averaged weights; ask for the raw ones")
-    return Foreign(_averages(tensors, content["ema"]["shadow_params"], file), "ema", step, told)
+    return Foreign(_averages(tensors, content["ema"]["shadow_params"], file), "ema", step, said)
+
+
+def _said(file: Path) -> Said:
+    """What the config.json of a folder from a hub says, under the names of these repositories."""
+    if not file.is_file():
+        return _NOTHING
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{file} is damaged: it holds no mapping")
+
+    def given(kind: type, *names: str) -> Any:
+        return next((tree[name] for name in names if type(tree.get(name)) is kind), None)
+
+    return Said(
+        given(bool, "time_conditioning"), given(int, "model_length", "max_seq_len"),
+        given(int, "n_heads", "num_attention_heads"), given(float, "p_uniform"),
+    )  # fmt: skip
 
 
 def _file_of(path: Path) -> Path:
@@ -160,26 +193,30 @@ def _averages(tensors: Mapping[str, Tensor], shadow: Any, file: Path) -> dict[st
     return {**tensors, **dict(zip(names, shadow, strict=True))}
 
 
-def dit_shape(foreign: Foreign, *, heads: int | None, time_scale: float | None) -> DiTConfig:
-    """The shape of the model that some tensors are of; `time_scale` is None where it is told no time."""
+#: What a model is told beside its tokens: nothing, the time as it is, or the noise level -log alpha.
+Told = Literal["nothing", "time", "level"]
+
+
+def dit_shape(foreign: Foreign, *, heads: int | None, told: Told) -> DiTConfig:
+    """The shape of the model that some tensors are of."""
     tensors = foreign.tensors
     for name in ("vocab_embed.embedding", "sigma_map.mlp.0.weight", "blocks.0.mlp.0.weight"):
         if name not in tensors:
             raise UserError(f"these are not the weights of a published DiT: there is no {name}")
-    if foreign.time_conditioned and time_scale is None:
-        raise UserError("this model is told the noise level, in a way that ours cannot be")
     width = tensors["vocab_embed.embedding"].shape[1]
-    heads = heads or _heads_of(tensors, width)
     numbers = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))]
-    told = {} if time_scale is None else {"time_conditioning": True, "time_scale": time_scale}
-    return DiTConfig(
-        depth=1 + max(numbers),
-        width=width,
-        heads=heads,
-        cond_width=tensors["sigma_map.mlp.0.weight"].shape[0],
-        mlp_ratio=tensors["blocks.0.mlp.0.weight"].shape[0] // width,
-        **told,  # type: ignore[arg-type]
-    )
+    shape: dict[str, Any] = {
+        "depth": 1 + max(numbers),
+        "width": width,
+        "heads": heads or foreign.said.heads or _heads_of(tensors, width),
+        "cond_width": tensors["sigma_map.mlp.0.weight"].shape[0],
+        "mlp_ratio": tensors["blocks.0.mlp.0.weight"].shape[0] // width,
+    }
+    if told == "level":
+        return LevelDiTConfig(**shape)
+    if told == "time":
+        shape |= {"time_conditioning": True, "time_scale": 1.0}
+    return DiTConfig(**shape)
 
 
 def _heads_of(tensors: Mapping[str, Tensor], width: int) -> int:
