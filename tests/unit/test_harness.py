@@ -210,7 +210,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for i in range(1, 511)
     ]  # fmt: skip
     functions = [{
-        "task_id": "HumanEval/0", "prompt": "def half(x):\n", "entry_point": "half",
+        "task_id": "HumanEval/0", "prompt": 'def half(x):\n    """Half."""\n', "entry_point": "half",
         "canonical_solution": "    return x / 2\n",
         "test": "def check(candidate):\n    assert candidate(4) == 2\n",
     }]  # fmt: skip
@@ -295,6 +295,25 @@ def test_questions_go_through_a_chat_template(local: Path, pocket: Model, tmp_pa
     assert plain.records[0].data_sha256 != record.data_sha256, "other prompts, another question"
 
 
+CHATTY: dict[str, Callable[[str], str]] = {
+    "humaneval": lambda prompt: "Sure!\n\n```python\ndef half(x):\n    return x / 2\n```\nDone.",
+    "bbh": lambda prompt: "Let me think.\n\nIt is A. So the answer is (A).",
+    "mbpp": lambda prompt: f"Here:\n\n```python\n{SOLUTION}\n```",
+}
+
+
+@pytest.mark.parametrize("task", CHATTY)
+def test_a_message_may_have_paragraphs_and_fences(
+    task: str, local: Path, pocket: Model, tmp_path: Path
+) -> None:
+    """What would begin another example after a text is a part of the answer in a conversation."""
+    (tmp_path / "tokens").mkdir()
+    tokenizer = TextTokenizer.load(templated(tmp_path / "tokens"))
+    responder = answering(replace(pocket, tokenizer=tokenizer), CHATTY[task])
+    asked = ask(responder, "told", task, Asking(limit=1, chat=True, run_code=True))
+    assert asked.records[0].value == 1.0
+
+
 def test_chat_needs_a_template(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = complaint(capsys, "eval", "llm", "--tasks", "gsm8k", "--chat")
     assert "no chat template" in line and "leave --chat out" in line
@@ -370,6 +389,47 @@ def test_registered_model_answers_choices(local: Path, tmp_path: Path) -> None:
     assert found["results"]["whole"]["word_perplexity,none"] > 1
     assert found["config"]["log_likelihood"] == "lower bound from 16 draws"
     assert found["config"]["log_likelihood_stderr"] > 0
+
+
+def test_arguments_of_lm_eval_reach_the_sampler(local: Path) -> None:
+    """All of them as a string, those of one sampler too; what nobody knows is named."""
+    made = register().create_from_arg_string(
+        "model=pocket-mdlm,sampler=confidence,block_length=4,guidance=1.5,steps=6,length=8,k=0.1,"
+        "draws=3,context=64",
+        {"batch_size": 1, "device": "cpu", "max_batch_size": None},
+    )
+    responder = made.responder
+    assert (responder.draws, responder.context, responder.writing.length) == (3, 64, 8)
+    assert responder.writing.how == {
+        "sampler": "confidence", "steps": 6, "temperature": 0.0, "top_p": 1.0, "block_length": 4,
+        "guidance": 1.5,
+    }  # fmt: skip
+    assert responder.model.sampled_as.k == 0.1
+    for arguments, says in (
+        ("stpes=4", "unknown argument 'stpes'; did you mean 'steps'"),
+        ("block_length=4", "no meaning for the ancestral sampler"),
+        ("k=2", "must lie in"),
+    ):
+        with pytest.raises(UserError, match=says):
+            register().create_from_arg_string(f"model=pocket,{arguments}")
+
+
+def test_command_line_of_lm_eval(
+    local: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own command knows the model; what is wrong is said in one line."""
+    from lm_eval.api.registry import get_model
+
+    from xdlm.evaluation.harness.__main__ import main as lm_eval_main
+
+    def command() -> None:
+        get_model("xdlm").create_from_arg_string("model=pocket,stpes=1")
+
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", command)
+    with pytest.raises(SystemExit) as stop:
+        lm_eval_main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("xdlm: unknown argument 'stpes'")
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "math500", "bbh"])

@@ -5,6 +5,14 @@
     register()
     lm_eval.simple_evaluate("xdlm", model_args="model=pocket,steps=32", tasks=[...])
 
+or on lm-eval's own command line, with all of its tasks:
+
+    python -m xdlm.evaluation.harness run --model xdlm --model_args model=pocket,steps=32 --tasks wikitext
+
+Arguments are those of `load`, the fields of `WriterSettings`, whatever the sampler alone understands
+(block_length=32), `draws` of a likelihood, the longest `context`, and `k` to sample as a model of mixed
+noise of that ratio. They say how answers are written: a task's own temperature is not looked at.
+
 `loglikelihood` is a lower bound on log p for a model of noise, from `draws` draws, and exact for an
 autoregressive one; its second part, whether the answer is the greedy one, is told by the latter alone.
 """
@@ -12,17 +20,20 @@ autoregressive one; its second part, whether the answer is the greedy one, is to
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from functools import cache
 from typing import Any
 
-from xdlm.errors import UserError
+from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.conditional import Answer
 from xdlm.evaluation.generation import mean
 from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
 from xdlm.evaluation.harness.settings import WriterSettings
+from xdlm.sampling import How
 from xdlm.tokens.chat import ChatTemplate
 
+NAME = "xdlm"
 MISSING = "benchmarks need lm-eval: pip install 'xdlm[eval]'"
 
 
@@ -34,91 +45,102 @@ def register() -> Any:
         from lm_eval.api.registry import register_model
     except ImportError as error:
         raise UserError(MISSING) from error
-
-    class XdlmModel(LM):
-        """Hands lm-eval's requests to a `Responder`, and keeps its replies and answers for who wants to
-        know more than lm-eval takes."""
-
-        def __init__(
-            self,
-            model: str | Responder = "pocket",
-            *,
-            device: str | None = None,
-            weights: Any = "ema",
-            precision: Any = "float32",
-            draws: int = 32,
-            context: int | None = None,
-            batch_size: int | str | None = None,
-            max_batch_size: int | None = None,
-            **writing: Any,
-        ) -> None:
-            """`writing` are the fields of `WriterSettings`. lm-eval gives every model a batch size; how
-            much goes through this one together is up to `batch_tokens`."""
-            super().__init__()
-            self.replies: list[Reply] = []
-            self.answers: list[Answer] = []
-            self._template: ChatTemplate | None = None
-            if isinstance(model, Responder):
-                self.responder = model
-                return
-            from xdlm import load
-
-            loaded = load(model, device=device or "auto", weights=weights, precision=precision)
-            settings = WriterSettings(**writing)
-            self.responder = Responder(loaded, settings, draws, context)
-
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            repeats: Counter[str] = Counter()
-            prompts = []
-            for request in requests:
-                text, options = request.args
-                prompts.append(
-                    Prompt(text, _stops(options), options.get("max_gen_toks"), repeats[text])
-                )
-                repeats[text] += 1
-            replies = self.responder.write(prompts)
-            self.replies += replies
-            return [reply.text for reply in replies]
-
-        def loglikelihood(
-            self, requests: list[Any], disable_tqdm: bool = False
-        ) -> list[tuple[float, bool]]:
-            found = self.responder.log_likelihood([request.args for request in requests])
-            self.answers += found
-            return [(answer.log_p, answer.greedy) for answer in found]
-
-        def loglikelihood_rolling(
-            self, requests: list[Any], disable_tqdm: bool = False
-        ) -> list[float]:
-            found = self.responder.rolling([request.args[0] for request in requests])
-            self.answers += found
-            return [answer.log_p for answer in found]
-
-        def apply_chat_template(
-            self, chat_history: list[Any], add_generation_prompt: bool = True
-        ) -> str:
-            if self._template is None:
-                self._template = self.responder.template()
-            return self._template.render(chat_history, answered=not add_generation_prompt)
-
-        @property
-        def tokenizer_name(self) -> str:
-            """Tells the prompts of one template from those of another."""
-            return self.responder.model.tokenizer.digest
-
-        def get_model_info(self) -> dict[str, Any]:
-            """What lm-eval puts beside its results: what the figures are, and how sure."""
-            info: dict[str, Any] = {"writing": asdict(self.responder.writing)}
-            if self.answers:
-                exact = self.responder.model.process is None
-                draws = self.responder.draws
-                info["log_likelihood"] = "exact" if exact else f"lower bound from {draws} draws"
-                info["log_likelihood_stderr"] = mean([a.stderr for a in self.answers]).value
-            return info
-
-    return register_model("xdlm")(XdlmModel)
+    return register_model(NAME)(type("XdlmModel", (Answering, LM), {"__doc__": Answering.__doc__}))
 
 
-def _stops(options: dict[str, Any]) -> tuple[str, ...]:
+class Answering:
+    """Hands lm-eval's requests to a `Responder`, and keeps its replies and answers for who wants to know
+    more than lm-eval takes."""
+
+    def __init__(
+        self,
+        model: str | Responder = "pocket",
+        *,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        """lm-eval gives every model a batch size; how much goes through this one together is up to
+        `batch_tokens`."""
+        super().__init__()
+        self.replies: list[Reply] = []
+        self.answers: list[Answer] = []
+        self._template: ChatTemplate | None = None
+        self.responder = model if isinstance(model, Responder) else _opened(model, arguments)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        repeats: Counter[str] = Counter()
+        prompts = []
+        for request in requests:
+            text, options = request.args
+            most = options.get("max_gen_toks")
+            prompts.append(Prompt(text, _stops(options), most, repeats[text]))
+            repeats[text] += 1
+        replies = self.responder.write(prompts)
+        self.replies += replies
+        return [reply.text for reply in replies]
+
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        found = self.responder.log_likelihood([request.args for request in requests])
+        self.answers += found
+        return [(answer.log_p, answer.greedy) for answer in found]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        found = self.responder.rolling([request.args[0] for request in requests])
+        self.answers += found
+        return [answer.log_p for answer in found]
+
+    def apply_chat_template(
+        self, chat_history: list[Any], add_generation_prompt: bool = True
+    ) -> str:
+        if self._template is None:
+            self._template = self.responder.template()
+        return self._template.render(chat_history, answered=not add_generation_prompt)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Tells the prompts of one template from those of another."""
+        return self.responder.model.tokenizer.digest
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval puts beside its results: what the figures are, and how sure."""
+        info: dict[str, Any] = {"writing": asdict(self.responder.writing)}
+        if self.answers:
+            exact = self.responder.model.process is None
+            draws = self.responder.draws
+            info["log_likelihood"] = "exact" if exact else f"lower bound from {draws} draws"
+            info["log_likelihood_stderr"] = mean([a.stderr for a in self.answers]).value
+        return info
+
+
+_LOADING = ("device", "weights", "precision")
+_ASKING = ("draws", "context")
+_WRITING = tuple(each.name for each in fields(WriterSettings) if each.name != "options")
+#: What one sampler alone understands.
+_SAMPLING = tuple(name for name in How.__annotations__ if name not in _WRITING)
+
+
+def _opened(name: str, arguments: Mapping[str, Any]) -> Responder:
+    """A model by name, asked as the arguments say."""
+    from xdlm import load
+
+    known = (*_LOADING, *_ASKING, *_WRITING, *_SAMPLING, "k")
+    for argument in arguments:
+        if argument not in known:
+            raise UserError(f"unknown argument '{argument}'{did_you_mean(argument, known)}")
+
+    def of(names: tuple[str, ...]) -> dict[str, Any]:
+        return {each: arguments[each] for each in names if arguments.get(each) is not None}
+
+    loading: dict[str, Any] = of(_LOADING)
+    model = load(name, **loading)
+    k = arguments.get("k")
+    model = model if k is None else model.mixed(float(k))
+    return Responder(model, WriterSettings(**of(_WRITING), options=of(_SAMPLING)), **of(_ASKING))
+
+
+def _stops(options: Mapping[str, Any]) -> tuple[str, ...]:
     until = options.get("until") or ()
     return (until,) if isinstance(until, str) else tuple(until)

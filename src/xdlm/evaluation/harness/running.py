@@ -109,6 +109,9 @@ def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, An
         loaded = manager.load(task)
         wanted = loaded["tasks"][task]
         wanted.config.repeats = asking.programs if task in CODE else 1
+        if asking.chat:  # where a line of a text would begin the next example, a message goes on
+            stops = wanted.config.generation_kwargs["until"]
+            stops[:] = [stop for stop in stops if not stop.startswith("\n")]
         wanted.set_fewshot_seed(_FEW_SHOT_SEED)
         # Not `simple_evaluate`: it also asks other programs about this machine, and they speak up.
         found = lm_eval.evaluate(
