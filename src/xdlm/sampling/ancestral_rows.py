@@ -6,6 +6,7 @@ import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from xdlm.sampling.ancestral import SamplerConfig, time_grid
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.result import find_ends
-from xdlm.sampling.rows import Ask, HeadKey, Places, Row, Wave
+from xdlm.sampling.rows import Ask, HeadKey, Places, Row, RowArgs, Wave
 from xdlm.sampling.step import Plan, StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.structs import Coefs
 
@@ -33,9 +34,9 @@ class AncestralRow(Row):
         process: NoiseProcess,
         ids: Sequence[int | None],
         config: SamplerConfig,
-        **args: object,
+        **args: Unpack[RowArgs],
     ) -> None:
-        super().__init__(process, ids, **args)  # type: ignore[arg-type]
+        super().__init__(process, ids, **args)
         if config.impl != "thinned":
             raise UserError(f"requests are answered by the thinned sampler, not by '{config.impl}'")
         self.config, self.steps = config, config.steps + 1
@@ -73,7 +74,7 @@ class AncestralRow(Row):
 class AncestralWave(Wave):
     """The next steps of rows of one process, length and settings."""
 
-    rows: list[AncestralRow]  # type: ignore[assignment]
+    rows: Sequence[AncestralRow]
     plan: Plan
 
     def __init__(self, rows: Sequence[AncestralRow]) -> None:
@@ -90,7 +91,7 @@ class AncestralWave(Wave):
         )
         self.needed = self.plan.needs_head
 
-    def settle(self) -> list[Row]:
+    def settle(self) -> Sequence[Row]:
         busy = self.needed.any(1).tolist()
         if all(busy):
             return []
@@ -98,7 +99,7 @@ class AncestralWave(Wave):
         nothing = torch.empty(0, dtype=torch.int64, device=self.z.device)
         idle._apply((nothing, nothing), nothing.bool(), nothing, nothing.double())
         self.__dict__ = self._part([lane for lane, it_is in enumerate(busy) if it_is]).__dict__
-        return list(idle.rows)
+        return idle.rows
 
     def ask(self) -> Ask:
         first, law_at = self.rows[0], None
@@ -131,7 +132,7 @@ class AncestralWave(Wave):
             row.nfe += 1
         self._apply(places, noisy, found.token, torch.where(written, found.p_token, torch.nan))
 
-    def split(self) -> list[Wave]:
+    def split(self) -> Sequence[Wave]:
         return [self._part([lane]) for lane in range(len(self.rows))]
 
     def _part(self, lanes: Sequence[int]) -> AncestralWave:

@@ -45,9 +45,8 @@ class Batcher:
     def answer(self, asks: Sequence[Ask]) -> list[tuple[Prediction, Tensor | None]]:
         """For each ask, in their order, a prediction and the whole laws that were asked for."""
         hidden = self._hidden([(ask.z, ask.t) for ask in asks])
-        guided = [i for i, ask in enumerate(asks) if ask.blind is not None]
-        without = self._hidden([(asks[i].blind, asks[i].t) for i in guided])  # type: ignore[misc]
-        blind = dict(zip(guided, without, strict=True))
+        unseen = {i: (ask.blind, ask.t) for i, ask in enumerate(asks) if ask.blind is not None}
+        blind = dict(zip(unseen, self._hidden(list(unseen.values())), strict=True))
         found: dict[int, Prediction] = {}
         for key in dict.fromkeys(ask.head for ask in asks):
             same = [i for i, ask in enumerate(asks) if ask.head == key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream
 from xdlm.sampling.confidence import ConfidenceConfig, Turn, stop_rows, surest, turns
 from xdlm.sampling.predictions import Prediction
-from xdlm.sampling.rows import Ask, HeadKey, Row, Wave
+from xdlm.sampling.rows import Ask, HeadKey, Row, RowArgs, Wave
 from xdlm.sampling.schedule import plan_blocks
 
 
@@ -26,9 +27,9 @@ class ConfidenceRow(Row):
         process: NoiseProcess,
         ids: Sequence[int | None],
         config: ConfidenceConfig,
-        **args: object,
+        **args: Unpack[RowArgs],
     ) -> None:
-        super().__init__(process, ids, **args)  # type: ignore[arg-type]
+        super().__init__(process, ids, **args)
         mask_id = process.vocab.mask_id
         if mask_id is None:
             raise UserError("confidence decoding fills masks, and this model's noise has none")
@@ -85,7 +86,7 @@ class ConfidenceWave(Wave):
         self.written = row.open & ~masked & (turn.rewrite > 0)
         self.positions, self.law_at = row.widened(self.fillable | self.written)
 
-    def settle(self) -> list[Row]:
+    def settle(self) -> Sequence[Row]:
         if len(self.positions):
             return []
         self.row.advance(self.turn, self.row.z, self._no_probs())
@@ -124,7 +125,7 @@ class ConfidenceWave(Wave):
         row.nfe += 1 if row.config.guidance == 1 else 2
         row.advance(turn, z, probs)
 
-    def split(self) -> list[Wave]:
+    def split(self) -> Sequence[Wave]:
         return [self]
 
     def _no_probs(self) -> Tensor:

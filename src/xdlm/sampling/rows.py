@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -52,6 +52,18 @@ class Ask(NamedTuple):
     law_at: Places | None = None
 
 
+class RowArgs(TypedDict):
+    """What every row is given beside its process, its tokens and its sampler's settings: what its random
+    numbers depend on, which tokens end it, where it is computed, what it must obey and if it is kept."""
+
+    seed: int
+    index: int
+    stop_ids: Sequence[int]
+    device: torch.device
+    rules: Rules
+    record: NotRequired[bool]
+
+
 class Row(ABC):
     """A row with holes (None) that is being filled. `step` of `steps` are done; `z` [L] is the state,
     `probs` [L] what the model thought of the tokens that it wrote in the last step, `end` where the text
@@ -66,19 +78,12 @@ class Row(ABC):
     streams: ClassVar[tuple[Stream, ...]]
 
     def __init__(
-        self,
-        process: NoiseProcess,
-        ids: Sequence[int | None],
-        *,
-        seed: int,
-        index: int,
-        stop_ids: Sequence[int],
-        device: torch.device,
-        rules: Rules,
-        record: bool = False,
+        self, process: NoiseProcess, ids: Sequence[int | None], **args: Unpack[RowArgs]
     ) -> None:
-        self.process, self.stop_ids, self.rules = process, tuple(stop_ids), rules
-        self.record, self._states = record, list[tuple[Tensor, Tensor, float]]()
+        rules, device = args["rules"], args["device"]
+        self.process, self.stop_ids, self.rules = process, tuple(args["stop_ids"]), rules
+        self.record = args.get("record", False)
+        self._states: list[tuple[Tensor, Tensor, float]] = []
         self._check(ids)
         self.constrained = torch.zeros(len(ids), dtype=torch.bool, device=device)
         self.constrained[rules.positions] = True
@@ -86,7 +91,7 @@ class Row(ABC):
         self.open = torch.tensor([i is None for i in ids], device=device)
         self.end = len(ids)
         self.probs = torch.full(self.given.shape, torch.nan, device=device)
-        self.noise = Noise(seed, index, len(ids), device, self.streams)
+        self.noise = Noise(args["seed"], args["index"], len(ids), device, self.streams)
 
     @property
     def done(self) -> bool:
@@ -182,10 +187,10 @@ class Row(ABC):
 class Wave(ABC):
     """A step that some rows take together."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
 
     @abstractmethod
-    def settle(self) -> list[Row]:
+    def settle(self) -> Sequence[Row]:
         """Rows whose step needs nothing of the model take it, and leave the wave."""
 
     @abstractmethod
@@ -197,7 +202,7 @@ class Wave(ABC):
         """Take the step that was asked for; `law` [R', V] are the logits where they were asked for."""
 
     @abstractmethod
-    def split(self) -> list[Wave]:
+    def split(self) -> Sequence[Wave]:
         """The same, row by row."""
 
 

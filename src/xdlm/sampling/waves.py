@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Unpack
 
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
@@ -10,14 +11,14 @@ from xdlm.sampling.ancestral_rows import AncestralHead, AncestralRow
 from xdlm.sampling.confidence import ConfidenceConfig
 from xdlm.sampling.confidence_rows import ConfidenceRow
 from xdlm.sampling.predictions import PredictingHead
-from xdlm.sampling.rows import HeadKey, Row, Wave
+from xdlm.sampling.rows import HeadKey, Row, RowArgs, Wave
 from xdlm.sampling.writing import Config
 
 Head = AncestralHead | PredictingHead
 
 
 def make_row(
-    process: NoiseProcess, ids: Sequence[int | None], config: Config, **args: object
+    process: NoiseProcess, ids: Sequence[int | None], config: Config, **args: Unpack[RowArgs]
 ) -> Row:
     if isinstance(config, ConfidenceConfig):
         return ConfidenceRow(process, ids, config, **args)
