@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_cli import complaint
 from tokenizers import Tokenizer, models
 
 from xdlm import UserError, Vocab, load
 from xdlm.cli.main import main
+from xdlm.config import ProcessConfig
 from xdlm.models import LladaConfig, build_denoiser
 from xdlm.models.llada import Llada
 
@@ -123,6 +125,22 @@ def test_import_and_export(tmp_path: Path) -> None:
     tensors, before = load_file(back / "model.safetensors"), load_file(PARITY / "model.safetensors")
     assert all(torch.equal(tensors[key], before[key]) for key in before)
     assert "masked noise" in (back / "README.md").read_text()
+
+
+def test_a_llada_of_mixed_noise_is_imported_as_such(tmp_path: Path, capsys) -> None:
+    """Published weights do not say that they were trained on as XDLM; those that we write do."""
+    hub, run, back = make_folder(tmp_path / "hub"), tmp_path / "run", tmp_path / "back"
+    command = ("import", "--from", "llada")
+    main([*command, str(hub), "--process.k", "0.1", "--out", str(run)])
+    assert load(run, device="cpu").config.process == ProcessConfig("mixed", k=0.1)
+    main(["export", "--model", str(run), "--format", "llada", "--out", str(back)])
+    capsys.readouterr()
+    nowhere = ("--out", str(tmp_path / "x"))
+    line = complaint(capsys, *command, str(back), "--process.k", "0.5", *nowhere)
+    assert "says that its noise is mixed" in line
+    line = complaint(capsys, *command, str(hub), "--process.p-uniform", "0.5", *nowhere)
+    assert "about checkpoints of gidd" in line
+    assert "k must lie in" in complaint(capsys, *command, str(hub), "--process.k", "2", *nowhere)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from xdlm.tokens import TextTokenizer
 from xdlm.tokens.vq import read_llamagen
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.codec import save_codec
-from xdlm.training.folders import PublishedOther, open_published
+from xdlm.training.folders import Published, PublishedOther, open_published
 from xdlm.training.foreign import Said, Told, check_rows, dit_shape, dit_tensors, read_foreign
 from xdlm.training.tensors import check_fit
 from xdlm.training.trained import read_trained
@@ -41,6 +41,7 @@ examples:
   xdlm import --from xdlm xdlm.ckpt --process.k 0.1 --tokenizer gpt2 --out models/xdlm
   xdlm import --from gidd gidd-small/ --process.p-uniform 0.2 --out models/gidd
   xdlm import --from llada LLaDA-8B-Base/ --dtype bfloat16 --out models/llada
+  xdlm import --from llada LLaDA-XDLM/ --process.k 0.1 --dtype bfloat16 --out models/llada-xdlm
   xdlm import --from transformers SmolLM2-135M/ --shift --out models/smol
   xdlm import --from llamagen vq_ds16_c2i.pt --out codecs/vq16
 """
@@ -52,7 +53,8 @@ class Noise:
     """What the noise was, as far as FROM does not say it."""
 
     k: float | None = None
-    """xdlm: share of uniform noise."""
+    """xdlm: share of uniform noise. Also of a llada or transformers model that was trained on as XDLM, and
+    does not say so."""
     p_uniform: float | None = None
     """gidd: probability of uniform noise at half time."""
 
@@ -102,7 +104,10 @@ def run(arguments: list[str]) -> None:
 
 def _check_flags(options: Options) -> None:
     """That no flag is given which would be ignored."""
-    meant = {"shift": ("transformers",), "dtype": ("llada", "transformers", *_DITS)}
+    meant = {
+        "shift": ("transformers",), "dtype": ("llada", "transformers", *_DITS),
+        "process": ("llada", "transformers", *_DITS),
+    }  # fmt: skip
     for given in fields(Options):
         default = given.default if given.default is not MISSING else Noise()
         allowed = meant.get(given.name, tuple(_DITS))
@@ -192,6 +197,21 @@ def _content_of_folder(options: Options) -> Content:
         source = replace(source, config=replace(source.config, model=shifted))
     elif options.shift:
         raise UserError(f"--shift has no meaning here: {folder} says what it is; remove it")
+    source = _under_noise(source, options.process)
     denoiser, _, tokenizer, weights = read_trained(source, dtype=getattr(torch, options.dtype))
     tensors = {MODEL: dict(denoiser.named_parameters())}
     return Content(source.config, tokenizer.files(), 0, tensors, weights)
+
+
+def _under_noise(source: Published | PublishedOther, noise: Noise) -> Published | PublishedOther:
+    """With the mixed noise that it was trained under, where a folder does not say so itself."""
+    if noise.p_uniform is not None:
+        raise UserError("--process.p-uniform is about checkpoints of gidd; remove it")
+    if noise.k is None:
+        return source
+    said = source.config.process
+    if said.kind != "masked":
+        raise UserError(
+            f"{source.folder} says that its noise is {said.kind}; leave --process.k out"
+        )
+    return replace(source, config=replace(source.config, process=ProcessConfig("mixed", k=noise.k)))

@@ -110,7 +110,7 @@ def is_published(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def open_published(folder: Path) -> Source:
+def open_published(folder: Path) -> Published | PublishedOther:
     """As the model that the folder says it is, or else as one of masked noise."""
     tree = _read_json(folder / CONFIG)
     note = read_note(tree, folder)
