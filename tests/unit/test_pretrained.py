@@ -43,6 +43,7 @@ CAUSAL = {
 MASKED = {
     "bert": lambda: transformers.BertConfig(**SHAPE),
     "roberta": lambda: transformers.RobertaConfig(**SHAPE),
+    "deberta": lambda: transformers.DebertaV2Config(**SHAPE),  # knows no sdpa
 }
 TOKENS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
 
@@ -111,7 +112,7 @@ def test_shift_hands_each_state_to_the_next_position(tmp_path: Path) -> None:
     assert torch.equal(a[:, :-1], b[:, 1:]) and torch.equal(a[:, 0], b[:, 0])
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "deberta"])
 def test_padding_is_not_looked_at(tmp_path: Path, name: str) -> None:
     model = read(make(tmp_path, name))
     padding = torch.zeros(2, 9, dtype=torch.bool)
@@ -141,6 +142,9 @@ def test_what_cannot_be_a_denoiser_is_refused(tmp_path: Path) -> None:
         given = PretrainedConfig(architecture=json.dumps({**tree, **change}))
         with pytest.raises(UserError, match=r"transformers cannot|both ways"):
             build_denoiser(given, given.own_vocab().size)
+    gemma = transformers.Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=8).to_json_string()
+    with pytest.raises(UserError, match="does more to its logits than a linear layer"):
+        build_denoiser(PretrainedConfig(architecture=gemma), 61)
     with pytest.raises(UserError, match="not autoregressively"):
         build_denoiser(PretrainedConfig(str(folder)), 61, causal=True)
     with pytest.raises(UserError, match="unknown key 'shft'; did you mean 'shift'"):
