@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from xdlm import UserError, load
+from xdlm import UserError, Vocab, load
 from xdlm.api import load_tokenizer
 from xdlm.cli.main import main
 from xdlm.config import (
@@ -21,7 +21,7 @@ from xdlm.config import (
     dump_config,
     parse_config,
 )
-from xdlm.data import load_rows
+from xdlm.data import data_root, load_rows
 from xdlm.models import PretrainedConfig, build_denoiser
 from xdlm.models.pretrained import Pretrained
 from xdlm.training.trained import find_model
@@ -198,3 +198,30 @@ def test_import_and_export(tmp_path: Path) -> None:
     ours = model.denoiser.lm.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in theirs.state_dict().items())
     assert theirs.get_input_embeddings().weight.shape[0] == tokenizer.size + 1
+
+
+def test_a_real_model(tmp_path: Path) -> None:
+    """SmolLM2-135M-Instruct, where its folder is among the local data: taken as it is, sampled from, given
+    back with a row for the mask, and otherwise the model that it was."""
+    folder = Path(data_root()) / "smollm2"
+    if not folder.is_dir():
+        pytest.skip("SmolLM2 is not in the folder of local data")
+    run, back = tmp_path / "run", tmp_path / "back"
+    main(["import", str(folder), "--from", "transformers", "--shift", "--out", str(run)])
+    model = load(run, device="cpu")
+    assert model.process.vocab == Vocab(49153, 49152)
+    (text,) = model.complete(["The capital of France is"], new_tokens=4, steps=2, temperature=0.0)
+    assert len(text.tokens) <= 4 and max(text.tokens) < 49152
+    model.publish(back)
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32).eval()
+        for each in (folder, back)
+    )
+    tokens = torch.tensor([model.tokenizer.encode("The capital of France is Paris")])
+    with torch.no_grad():
+        for one in (after, model.denoiser.lm):
+            assert torch.equal(one.get_input_embeddings().weight[:-1], before.lm_head.weight)
+        alone, whole = (model.denoiser(z, torch.zeros(1)) for z in (tokens[:, :1], tokens))
+        torch.testing.assert_close(alone[..., :-1], before(tokens[:, :1]).logits)
+        # The folder says that it looks both ways; the shift is ours.
+        torch.testing.assert_close(after(tokens).logits[:, :-1], whole[:, 1:], rtol=0, atol=1e-3)
