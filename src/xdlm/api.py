@@ -34,11 +34,11 @@ from xdlm.sampling.filling import fill
 from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
 from xdlm.tokens import Codes, Pixels, TextTokenizer, Tokenizer, known_tokenizer
 from xdlm.tokens.codes import PREFIX
-from xdlm.training.adapters import merge_adapters
+from xdlm.training.adapters import merge_adapters, write_adapters
 from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
 from xdlm.training.device import pick_device
 from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
-from xdlm.training.model_card import model_card
+from xdlm.training.model_card import adapter_card, model_card
 from xdlm.training.note import Note
 from xdlm.training.tensors import in_bytes
 from xdlm.training.trained import bundled, find_model, read_trained
@@ -275,6 +275,16 @@ class Model:
         note = Note(whole.config, self.step, self.weights)
         card = model_card(note, self.tokenizer)
         write_published(Path(folder), denoiser, self.tokenizer, note, card, shard_bytes=shard_bytes)
+
+    def publish_adapters(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
+        """Write the adapters alone, unmerged, as peft reads them beside the weights that they belong to."""
+        base = self.config.start()
+        if not self.config.lora.rank or base is None:
+            raise UserError("this model has no adapters: write it whole")
+        card = adapter_card(Note(self.config, self.step, self.weights), self.tokenizer, base)
+        write_adapters(
+            Path(folder), self.denoiser, self.config.lora, base=base, card=card, dtype=dtype
+        )
 
     def _rules(
         self,

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from test_cli import complaint
+from test_pretrained import make as make_pretrained
 
 from xdlm import UserError, load
 from xdlm.api import load_tokenizer
+from xdlm.cli.main import main
 from xdlm.config import LoraConfig, OptimConfig, RunConfig, load_config, parse_config
 from xdlm.data import Rows, load_rows
-from xdlm.models import PRESETS, DiTConfig, LladaConfig, ModelConfig, build_denoiser
+from xdlm.models import (
+    PRESETS,
+    DiTConfig,
+    LladaConfig,
+    ModelConfig,
+    PretrainedConfig,
+    build_denoiser,
+)
 from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import (
     MODEL,
@@ -91,6 +102,55 @@ def test_only_adapters_are_trained_saved_and_read_back(
     assert whole.config.lora == LoraConfig()
     with torch.no_grad():
         torch.testing.assert_close(whole.denoiser(z, t), merged)
+
+
+@pytest.mark.parametrize("kind", ["dit", "llada", "qwen2"])
+def test_peft_puts_exported_adapters_beside_their_weights(
+    tmp_path: Path, rows: Rows, kind: str
+) -> None:
+    """Unmerged: transformers' base model, peft's adapters, our logits."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    import xdlm.auto  # noqa: F401
+
+    run, hub, out = tmp_path / "run", tmp_path / "hub", tmp_path / "adapters"
+    if kind == "qwen2":
+        hub = make_pretrained(hub, kind, vocab=TOKENIZER.size)
+        (hub / "tokenizer.json").write_text(TOKENIZER.to_json())
+        config = config_of(tmp_path, PretrainedConfig(str(hub)))
+        config = replace(config, train=replace(config.train, start=str(hub)))
+    else:
+        config = config_of(tmp_path, BACKBONES[kind])
+        load(tmp_path / "start", device="cpu").publish(hub)
+    trainer = Trainer(config, TOKENIZER, rows)
+    trainer.start_from(find_model(config.train.start))
+    assert trainer.run()
+    main(["export", "--model", str(run), "--format", "peft", "--out", str(out)])
+    model = load(run, device="cpu")
+    z = torch.from_numpy(rows.take([0, 1]))
+    auto = "AutoModelForCausalLM" if kind == "qwen2" else "AutoModel"
+    base = getattr(transformers, auto).from_pretrained(hub).eval()
+    if kind == "qwen2":
+        base.resize_token_embeddings(TOKENIZER.size + 1, mean_resizing=False)
+        z = z[:, :1]  # alone, since its own class looks back only
+    theirs = peft.PeftModel.from_pretrained(base, out).eval()
+    with torch.no_grad():
+        expected = model.denoiser(z, torch.zeros(len(z)))
+        found = theirs(input_ids=z).logits
+        without = model.merged().denoiser(z, torch.zeros(len(z)))
+    size = TOKENIZER.size
+    torch.testing.assert_close(found[..., :size], expected[..., :size], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(without, expected, rtol=1e-4, atol=1e-4)
+    with theirs.disable_adapter(), torch.no_grad():
+        assert not torch.allclose(theirs(input_ids=z).logits[..., :size], found[..., :size])
+    said = json.loads((out / "adapter_config.json").read_text())
+    assert (said["r"], said["base_model_name_or_path"]) == (2, config.train.start)
+    assert f"base_model: {config.train.start}" in (out / "README.md").read_text()
+
+
+def test_a_model_without_adapters_has_none_to_give(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    line = complaint(capsys, "export", "--model", "pocket", "--format", "peft", "--out", str(out))
+    assert "has no adapters" in line and not out.exists()
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, rows: Rows) -> None:

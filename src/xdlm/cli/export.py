@@ -23,14 +23,16 @@ optimiser's state. FORMAT says for whom:
   llada  a LLaDA under its published names: config.json, safetensors, tokenizer.json, a model card
   hub    that for any model: what `from_pretrained` of transformers reads, with `import xdlm.auto` for LLaDA
          and backbones of our own. The noise stands in config.json, and `--model` reads the folder too
+  peft   the adapters (lora) of a run alone, for peft to put beside the weights that they were trained with
 
-Adapters (lora) are merged into the weights. --push puts the folder on the hub, with the token in HF_TOKEN
-or of `hf auth login`.
+In the other formats adapters are merged into the weights. --push puts the folder on the hub, with the token
+in HF_TOKEN or of `hf auth login`.
 
 examples:
   xdlm export --model runs/mine --out my-model --dtype bfloat16
   xdlm export --model runs/cpt-xdlm --format llada --dtype bfloat16 --out LLaDA-8B-XDLM
   xdlm export --model runs/mine --format hub --out my-model --push me/my-model --private
+  xdlm export --model runs/llada-lora-xdlm --format peft --out adapters
 """
 
 
@@ -40,7 +42,7 @@ class Options:
     """A run or checkpoint folder."""
     out: str
     """Folder to write."""
-    format: Literal["xdlm", "llada", "hub"] = "xdlm"
+    format: Literal["xdlm", "llada", "hub", "peft"] = "xdlm"
     """For whom it is written."""
     dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Precision of the weights on disk. int8, for --format xdlm, halves bfloat16: a byte for each weight of
@@ -66,6 +68,8 @@ def run(arguments: list[str]) -> None:
     dtype = getattr(torch, options.dtype)
     if options.format == "xdlm":
         model.save(options.out, dtype=dtype)
+    elif options.format == "peft":
+        model.publish_adapters(options.out, dtype=dtype)
     elif options.format == "llada" and model.config.model.kind != LladaConfig.kind:
         raise UserError(f"{options.model} is no LLaDA: write it with --format hub or xdlm")
     else:

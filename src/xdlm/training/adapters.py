@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import torch
 from torch import nn
 
 from xdlm.config import LoraConfig
 from xdlm.errors import UserError, did_you_mean
+from xdlm.files import atomic_folder
 from xdlm.models import Denoiser
 from xdlm.training.blocks import blocks_of
+from xdlm.training.tensors import save_tensors
 
 #: What peft calls the layer that an adapter stands beside.
 _BASE = ".base_layer"
+#: And how it calls the adapter's own matrices, in the layer.
+_ADAPTER = ".lora_"
 
 
 def add_adapters(denoiser: Denoiser, config: LoraConfig) -> None:
@@ -36,6 +43,34 @@ def merge_adapters(denoiser: Denoiser) -> None:
         layer.merge(safe_merge=True)
         parent, _, own = name.rpartition(".")
         setattr(denoiser.get_submodule(parent), own, layer.get_base_layer())
+
+
+def write_adapters(
+    folder: Path,
+    denoiser: Denoiser,
+    config: LoraConfig,
+    *,
+    base: str,
+    card: str,
+    dtype: torch.dtype,
+) -> None:
+    """The adapters alone, as peft has them: `PeftModel.from_pretrained(base_model, folder)` puts them
+    beside the weights that they were trained with, under the names that these have in transformers."""
+    adapters = {
+        name.removeprefix("lm.").replace(".default.", "."): p.detach().cpu().to(dtype)
+        for name, p in denoiser.named_parameters()
+        if _ADAPTER in name
+    }
+    lora = _peft().LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, inference_mode=True,
+        target_modules=sorted({name.partition(_ADAPTER)[0] for name in adapters}),
+        base_model_name_or_path=base,
+    )  # fmt: skip
+    tensors = {f"base_model.model.{name}": tensor for name, tensor in adapters.items()}
+    with atomic_folder(folder) as scratch:
+        lora.save_pretrained(scratch)
+        save_tensors(tensors, scratch / "adapter_model.safetensors")
+        (scratch / "README.md").write_text(card, encoding="utf-8")
 
 
 def trained_parameters(denoiser: nn.Module) -> dict[str, nn.Parameter]:

@@ -32,8 +32,39 @@ to look both ways, as `xdlm` runs it{shift}.
 """
 
 
+_ADAPTERS = """---
+library_name: peft
+base_model: {base}
+tags: [discrete-diffusion, lora]
+---
+
+{about}
+Adapters (LoRA) alone, to stand beside the weights of {base}:
+
+    import xdlm.auto
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    model = PeftModel.from_pretrained(AutoModel.from_pretrained("{base}"), "this-folder")
+"""
+
+
 def model_card(note: Note, tokenizer: TextTokenizer) -> str:
     """For the README.md beside the weights."""
+    model, about = note.config.model, _about(note, tokenizer)
+    if isinstance(model, PretrainedConfig):
+        shift = ", and its state at a position is of the token after it" if model.shift else ""
+        return f"{_HEADER}\n{about}{_OURS}{_WRAPPED.format(shift=shift)}"
+    layout = "\nNames and layout are LLaDA's own.\n" if isinstance(model, LladaConfig) else ""
+    return f"{_HEADER}\n{about}{_OURS}{_AUTO}{layout}"
+
+
+def adapter_card(note: Note, tokenizer: TextTokenizer, base: str) -> str:
+    """For the README.md beside adapters."""
+    return _ADAPTERS.format(base=base, about=_about(note, tokenizer))
+
+
+def _about(note: Note, tokenizer: TextTokenizer) -> str:
     config = note.config
     process, model = config.process, config.model
     settings = {"k": process.k, "p_uniform": process.p_uniform, "schedule": process.schedule}
@@ -43,13 +74,8 @@ def model_card(note: Note, tokenizer: TextTokenizer) -> str:
     what = model.kind
     if isinstance(model, PretrainedConfig):
         what = f"{model.shape['model_type']} of transformers"
-    about = (
+    return (
         f"A discrete diffusion language model ({what}) of {process.kind} noise"
         f"{f' ({said})' if said else ''}: {note.weights} weights of step {note.step}, rows of "
         f"{config.data.length} tokens, a vocabulary of {vocab.size} states ({mask}).\n"
     )
-    if isinstance(model, PretrainedConfig):
-        shift = ", and its state at a position is of the token after it" if model.shift else ""
-        return f"{_HEADER}\n{about}{_OURS}{_WRAPPED.format(shift=shift)}"
-    layout = "\nNames and layout are LLaDA's own.\n" if isinstance(model, LladaConfig) else ""
-    return f"{_HEADER}\n{about}{_OURS}{_AUTO}{layout}"
