@@ -6,7 +6,8 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ def test_a_short_text_costs_the_same_as_a_continuation_of_nothing(pocket: Model)
     (whole,) = responder.rolling([text])
     (part,) = responder.log_likelihood([("", text + "<|endoftext|>")])
     assert abs(whole.log_p - part.log_p) < 4 * math.hypot(whole.stderr, part.stderr)
+
+
+def test_nothing_has_no_likelihood(pocket: Model) -> None:
+    with pytest.raises(UserError, match="nothing to judge behind 'He sat'"):
+        Responder(pocket, QUICK).log_likelihood([("He sat", "")])
 
 
 def test_likelier_words_are_found_likelier(pocket: Model) -> None:
@@ -266,9 +272,16 @@ def test_right_answers_count(task: str, local: Path, pocket: Model) -> None:
 def test_ends_of_programs_are_split(local: Path, pocket: Model) -> None:
     """Passed, wrong and failed in turn: pass@k over the three of each problem, and how they ended."""
     turns = iter([SOLUTION, "def double(x):\n    return x + 1", "def double(x:"] * 2)
-    responder = answering(pocket, lambda prompt: next(turns))
+    shown: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: shown.append((what, done, total))
+
+    responder = replace(answering(pocket, lambda prompt: next(turns)), progress=progress)
     asking = Asking(limit=2, programs=3, pass_at=(1, 3), run_code=True)
     one, three = ask(responder, "told", "mbpp", asking).records
+    assert shown == [("running programs", done, 6) for done in range(1, 7)]
     assert one.value == pytest.approx(1 / 3) and three.value == 1.0
     assert [one.details[end] for end in ("passed", "wrong", "failed")] == [2, 2, 2]
     assert one.details["guard_hook"] == available_guards().hook

@@ -34,6 +34,7 @@ _DESCRIPTION = """Turn a published model into a folder that all verbs read. FROM
 
 What neither the file nor a config.json beside it says is given by flags: xdlm its --process.k, gidd its
 --process.p-uniform. A udlm is told the noise level, as all published ones are, unless it says otherwise.
+
 LLaDA folders need no import: `--model FOLDER` reads them as they are.
 
 examples:

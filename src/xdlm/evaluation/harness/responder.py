@@ -107,6 +107,8 @@ class Responder:
 
     def _question(self, context: str, continuation: str) -> Question:
         """Blanks at the end of a context belong to what follows, as tokens carry the space before them."""
+        if not continuation:
+            raise UserError(f"there is nothing to judge behind '{context[-40:]}'")
         blanks = len(context) - len(context.rstrip())
         if blanks:
             context, continuation = context[:-blanks], context[-blanks:] + continuation

@@ -8,8 +8,9 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from xdlm.evaluation.generation import Mean, mean
 from xdlm.evaluation.harness.adapter import register
 from xdlm.evaluation.harness.benchmarks import SETS
 from xdlm.evaluation.harness.responder import Reply, Responder
+from xdlm.evaluation.harness.trials import told_of_runs
 from xdlm.evaluation.passing import pass_at_k
 from xdlm.evaluation.provenance import provenance
 from xdlm.evaluation.records import EvalRecord
@@ -114,11 +116,29 @@ def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, An
             stops[:] = [stop for stop in stops if not stop.startswith("\n")]
         wanted.set_fewshot_seed(_FEW_SHOT_SEED)
         # Not `simple_evaluate`: it also asks other programs about this machine, and they speak up.
-        found = lm_eval.evaluate(
-            model, loaded, limit=asking.limit, bootstrap_iters=0,
-            confirm_run_unsafe_code=asking.run_code, apply_chat_template=asking.chat,
-        )  # fmt: skip
+        with _runs_shown(progress, model):
+            found = lm_eval.evaluate(
+                model, loaded, limit=asking.limit, bootstrap_iters=0,
+                confirm_run_unsafe_code=asking.run_code, apply_chat_template=asking.chat,
+            )  # fmt: skip
     return found, model
+
+
+@contextmanager
+def _runs_shown(progress: Progress, model: Any) -> Iterator[None]:
+    """A bar for programs that are run, one for each reply; from the first one on, since there is another
+    bar before it."""
+    done = count(1)
+    with ExitStack() as stack:
+        bar: list[OnProgress] = []
+
+        def ran() -> None:
+            if not bar:
+                bar.append(stack.enter_context(progress("running programs")))
+            bar[0](next(done), len(model.replies))
+
+        with told_of_runs(ran):
+            yield
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any
 
 from xdlm.evaluation.harness import answers
 from xdlm.evaluation.harness.benchmarks import SETS, Row
-from xdlm.evaluation.sandbox import run_code
+from xdlm.evaluation.harness.trials import tried
 
 
 def _dataset(name: str, **_: Any) -> dict[str, Any]:
@@ -55,19 +54,8 @@ def program_mbpp(row: Row, reply: str) -> str:
 
 
 def score_humaneval(row: Row, replies: list[list[str]]) -> dict[str, float]:
-    return _tried([program_humaneval(row, reply) for reply in replies[0]])
+    return tried([program_humaneval(row, reply) for reply in replies[0]])
 
 
 def score_mbpp(row: Row, replies: list[list[str]]) -> dict[str, float]:
-    return _tried([program_mbpp(row, reply) for reply in replies[0]])
-
-
-def _tried(programs: list[str]) -> dict[str, float]:
-    """How many of a problem's programs came to which end."""
-    runs = [run_code(program) for program in programs]
-    ends = Counter(run.verdict for run in runs)
-    late = sum(run.why.startswith("more than") for run in runs)
-    return {
-        "passed": float(ends["passed"]), "wrong": float(ends["wrong"]),
-        "failed": float(ends["failed"]), "out_of_limits": float(late),
-    }  # fmt: skip
+    return tried([program_mbpp(row, reply) for reply in replies[0]])
