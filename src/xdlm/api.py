@@ -271,10 +271,12 @@ class Model:
     ) -> None:
         """Write a folder as hubs hold it: config.json, safetensors, tokenizer.json and a model card."""
         whole = self.merged()
-        denoiser = whole.denoiser if dtype is None else copy.deepcopy(whole.denoiser).to(dtype)
         note = Note(whole.config, self.step, self.weights)
         card = model_card(note, self.tokenizer)
-        write_published(Path(folder), denoiser, self.tokenizer, note, card, shard_bytes=shard_bytes)
+        write_published(
+            Path(folder), whole.denoiser, self.tokenizer, note, card, dtype=dtype,
+            shard_bytes=shard_bytes,
+        )  # fmt: skip
 
     def publish_adapters(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
         """Write the adapters alone, unmerged, as peft reads them beside the weights that they belong to."""

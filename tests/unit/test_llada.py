@@ -117,6 +117,21 @@ def test_written_back_as_it_was_published(tmp_path: Path, shard_bytes: int) -> N
     assert again.config.model == model.config.model
 
 
+def test_what_is_written_in_half_is_so_alone(tmp_path: Path) -> None:
+    """Weights are cast on their way out, as many to a file as fit in it then; the model stays as it is."""
+    model = load(make_folder(tmp_path / "hub"), device="cpu")
+    model.publish(tmp_path / "half", dtype=torch.bfloat16, shard_bytes=20_000)
+    model.publish(tmp_path / "whole", shard_bytes=40_000)
+    half, whole = (sorted((tmp_path / name).glob("*.safetensors")) for name in ("half", "whole"))
+    assert [file.name for file in half] == [file.name for file in whole]
+    before = load_file(PARITY / "model.safetensors")
+    found = {key: value for file in half for key, value in load_file(file).items()}
+    assert all(torch.equal(found[key], before[key].bfloat16()) for key in before)
+    index = json.loads((tmp_path / "half" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in found.values())
+    assert model.denoiser.head_weight.dtype == torch.float32
+
+
 def test_import_and_export(tmp_path: Path) -> None:
     hub, run, back = make_folder(tmp_path / "hub"), tmp_path / "run", tmp_path / "back"
     main(["import", str(hub), "--from", "llada", "--out", str(run)])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xdlm.api import Model, load
 from xdlm.cli.options import parse
-from xdlm.cli.progress import console
+from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
 from xdlm.report import frame_text
 from xdlm.sampling import How, Trajectory, configure
@@ -82,9 +82,11 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm chat", description=_DESCRIPTION)
-    model = load(
-        options.model, device=options.device, weights=options.weights, precision=options.precision
-    )
+    with waiting(f"reading {options.model}"):
+        model = load(
+            options.model, device=options.device, weights=options.weights,
+            precision=options.precision,
+        )  # fmt: skip
     model = model if options.k is None else model.mixed(options.k)
     template = find_template(model.tokenizer)
     talk = Conversation(model, template, options)

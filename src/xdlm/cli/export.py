@@ -10,7 +10,7 @@ import torch
 
 from xdlm.api import load
 from xdlm.cli.options import parse
-from xdlm.cli.progress import console
+from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
 from xdlm.files import check_free
 from xdlm.hub import check_push, push_folder
@@ -64,16 +64,13 @@ def run(arguments: list[str]) -> None:
         check_push(options.push)
     elif options.private:
         raise UserError("--private has no meaning without --push; remove it")
-    model = load(options.model, device="cpu", weights=options.weights)
-    dtype = getattr(torch, options.dtype)
-    if options.format == "xdlm":
-        model.save(options.out, dtype=dtype)
-    elif options.format == "peft":
-        model.publish_adapters(options.out, dtype=dtype)
-    elif options.format == "llada" and model.config.model.kind != LladaConfig.kind:
+    with waiting(f"reading {options.model}"):
+        model = load(options.model, device="cpu", weights=options.weights)
+    if options.format == "llada" and model.config.model.kind != LladaConfig.kind:
         raise UserError(f"{options.model} is no LLaDA: write it with --format hub or xdlm")
-    else:
-        model.publish(options.out, dtype=dtype)
+    writers = {"xdlm": model.save, "peft": model.publish_adapters}
+    with waiting(f"writing {options.out}"):
+        writers.get(options.format, model.publish)(options.out, dtype=getattr(torch, options.dtype))
     size = sum(f.stat().st_size for f in Path(options.out).iterdir())
     console().print(
         f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB",

@@ -10,7 +10,7 @@ import torch
 
 from xdlm.api import load_tokenizer
 from xdlm.cli.options import named, parse, positional
-from xdlm.cli.progress import console
+from xdlm.cli.progress import console, waiting
 from xdlm.config import DataConfig, ProcessConfig, RunConfig
 from xdlm.errors import UserError
 from xdlm.files import check_free
@@ -93,8 +93,11 @@ def run(arguments: list[str]) -> None:
     if options.from_ == "llamagen":
         _import_codec(options)
         return
-    content = _content_of_dit(options) if options.from_ in _DITS else _content_of_folder(options)
-    save_checkpoint(Path(options.out), content)
+    read = _content_of_dit if options.from_ in _DITS else _content_of_folder
+    with waiting(f"reading {options.path}"):
+        content = read(options)
+    with waiting(f"writing {options.out}"):
+        save_checkpoint(Path(options.out), content)
     n = sum(tensor.numel() for tensor in content.tensors[MODEL].values())
     console().print(
         f"{options.out}: {n / 1e6:.1f} M parameters ({content.weights}), "

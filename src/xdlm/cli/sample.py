@@ -12,7 +12,7 @@ from rich.console import Console
 from xdlm.api import Model, TextSample, load
 from xdlm.blanks import BlankRule
 from xdlm.cli.options import parse
-from xdlm.cli.progress import console, progress
+from xdlm.cli.progress import console, progress, waiting
 from xdlm.cli.record import write_json
 from xdlm.errors import UserError
 from xdlm.evaluation.provenance import provenance
@@ -131,9 +131,11 @@ def run(arguments: list[str]) -> None:
         from xdlm.report.exporting import check_format
 
         check_format(Path(options.trajectory))
-    model = load(
-        options.model, device=options.device, weights=options.weights, precision=options.precision
-    )
+    with waiting(f"reading {options.model}"):
+        model = load(
+            options.model, device=options.device, weights=options.weights,
+            precision=options.precision,
+        )  # fmt: skip
     model = model if options.k is None else model.mixed(options.k)
     result = _draw(model, options)
     # Files first: a bad path should not come after a screenful of text.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from xdlm.api import load
 from xdlm.cli.options import parse
-from xdlm.cli.progress import console
+from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
 
 _DESCRIPTION = """Serve models over HTTP: a page to watch them write, OpenAI-style completions, infilling.
@@ -87,12 +87,13 @@ def run(arguments: list[str]) -> None:
     if key == "":
         raise UserError("the API key is empty")
     listener = bind(options.host, options.port)
-    models = {
-        name: load(
-            name, device=options.device, weights=options.weights, precision=options.precision
-        )
-        for name in options.model
-    }
+    with waiting(f"reading {', '.join(options.model)}"):
+        models = {
+            name: load(
+                name, device=options.device, weights=options.weights, precision=options.precision
+            )
+            for name in options.model
+        }
     bounds = Bounds(
         options.max_length, options.max_steps, options.max_n, options.timeout, options.max_score
     )

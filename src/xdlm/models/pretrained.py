@@ -6,6 +6,7 @@ mask among its tokens one is added: a new row of the embedding, the mean of all 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,10 +112,11 @@ class Pretrained(Denoiser):
             raise UserError(f"{folder} lacks weights of its model: {missing[0]}")
         return cls(config, config.own_vocab().size, lm=lm)
 
-    def write(self, folder: Path) -> None:
-        """config.json and safetensors, as `from_pretrained` reads them."""
+    def write(self, folder: Path, dtype: torch.dtype | None = None) -> None:
+        """config.json and safetensors, as `from_pretrained` reads them, cast to `dtype` if given."""
         with _transformers():
-            self.lm.save_pretrained(folder)
+            lm = self.lm if dtype in (None, self.lm.dtype) else copy.deepcopy(self.lm).to(dtype)
+            lm.save_pretrained(folder)
 
     @property
     def head_weight(self) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -187,16 +188,17 @@ def own_tree(config: RunConfig, vocab: Vocab) -> dict[str, Any]:
 
 def write_published(
     folder: Path, denoiser: Denoiser, tokenizer: TextTokenizer, note: Note, card: str, *,
-    shard_bytes: int = SHARD_BYTES,
+    dtype: torch.dtype | None = None, shard_bytes: int = SHARD_BYTES,
 ) -> None:  # fmt: skip
-    """A folder that others can load: LLaDA's under its published names, others' as transformers has it."""
+    """A folder that others can load: LLaDA's under its published names, others' as transformers has it.
+    Weights are cast to `dtype`, if given, file by file: a large model is never held twice."""
     shape = note.config.model
     with atomic_folder(folder) as scratch:
         if isinstance(denoiser, Pretrained):
-            denoiser.write(scratch)
+            denoiser.write(scratch, dtype)
             tree = _read_json(scratch / CONFIG)
         else:
-            _write_weights(scratch, dict(denoiser.named_parameters()), shard_bytes)
+            _write_weights(scratch, dict(denoiser.named_parameters()), dtype, shard_bytes)
             tree = (
                 llada_tree(shape, tokenizer.eos_id)
                 if isinstance(shape, LladaConfig)
@@ -214,25 +216,32 @@ def _settings(tokenizer: TextTokenizer) -> dict[str, str]:
     return {SETTINGS: json.dumps(own, indent=2) + "\n"}
 
 
-def _write_weights(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:
+def _write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, shard_bytes: int
+) -> None:
     """In one file, or in several with an index of which tensor is where."""
+
+    def size_of(tensor: Tensor) -> int:
+        return tensor.numel() * (dtype or tensor.dtype).itemsize
+
     shards: list[dict[str, Tensor]] = [{}]
     filled = 0
     for key, tensor in tensors.items():
-        if shards[-1] and filled + tensor.nbytes > shard_bytes:
+        if shards[-1] and filled + size_of(tensor) > shard_bytes:
             shards.append({})
             filled = 0
         shards[-1][key] = tensor.detach()
-        filled += tensor.nbytes
+        filled += size_of(tensor)
     names = [WEIGHTS]
     if len(shards) > 1:
         of = len(shards)
         names = [f"model-{i:05d}-of-{of:05d}.safetensors" for i in range(1, of + 1)]
         where = {key: name for name, part in zip(names, shards, strict=True) for key in part}
-        total = sum(tensor.nbytes for tensor in tensors.values())
+        total = sum(map(size_of, tensors.values()))
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     for name, part in zip(names, shards, strict=True):
-        save_tensors({key: value.contiguous().cpu() for key, value in part.items()}, folder / name)
+        cast = {key: value.to("cpu", dtype).contiguous() for key, value in part.items()}
+        save_tensors(cast, folder / name)
 
 
 def _files_of(folder: Path) -> list[Path]:

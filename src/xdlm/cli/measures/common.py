@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model, load
-from xdlm.cli.progress import progress
+from xdlm.cli.progress import progress, waiting
 from xdlm.config import RunConfig
 from xdlm.data import EMBEDDED, Rows, load_rows
 from xdlm.errors import UserError
@@ -104,7 +104,10 @@ def check_settings(options: Running) -> None:
 
 
 def opened(name: str | Path, options: Running) -> Model:
-    return load(name, device=options.device, weights=options.weights, precision=options.precision)
+    with waiting(f"reading {name}"):
+        return load(
+            name, device=options.device, weights=options.weights, precision=options.precision
+        )
 
 
 def own_text(config: RunConfig) -> str:
