@@ -85,10 +85,13 @@ def _register() -> tuple[Any, Any, Any]:
             input_ids: Tensor,
             attention_mask: Tensor | None = None,
             times: Tensor | None = None,
+            labels: Tensor | None = None,
             **unused: Any,
         ) -> Any:
             """Logits of the clean tokens. `times` [B] are those of the noise, for a model that is told
             them; where `attention_mask` [B, L] is 0 there is no token."""
+            if labels is not None:
+                raise UserError("a loss needs the noise too: see xdlm.objective, or xdlm train")
             padding = None if attention_mask is None else attention_mask == 0
             if padding is not None and not bool(padding.any()):
                 padding = None

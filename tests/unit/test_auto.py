@@ -92,6 +92,8 @@ def test_padding_and_devices(auto, folders) -> None:
         torch.testing.assert_close(padded[:, :8], alone, rtol=0, atol=1e-5)
         assert model.to(torch.bfloat16).denoiser.head_weight.dtype == torch.bfloat16
         assert model(TOKENS).logits.dtype == torch.float32
+    with pytest.raises(UserError, match="a loss needs the noise"):
+        model(TOKENS, labels=TOKENS)
     dit = transformers.AutoModel.from_pretrained(folders["dit"])
     with pytest.raises(UserError, match="takes no padding"):
         dit(TOKENS, attention_mask=seen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -129,6 +130,27 @@ def test_the_kernel_guards_even_foreign_code() -> None:
         "import ctypes\nc = ctypes.CDLL(None)\nassert c.fork() == -1 and c.socket(2, 1, 0) == -1"
     )
     assert run_code(program, None, Guards(False, True, False)).verdict == "passed"
+
+
+def test_namespaces_keep_other_processes_to_themselves() -> None:
+    """A secret in the environment of another process of the user's is out of reach; without them it is a
+    file like any other."""
+    if not available_guards().namespaces:
+        pytest.skip("this machine lends no namespaces")
+    program = (
+        "import glob\nfor file in glob.glob('/proc/[0-9]*/environ'):\n"
+        "    try:\n        found = b'SECRET_OF_THE_USER' in open(file, 'rb').read()\n"
+        "    except OSError:\n        continue\n    assert not found"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE,
+        env={**os.environ, "SECRET_OF_THE_USER": "x"},
+    )  # fmt: skip
+    try:
+        assert run_code(program, None, Guards(True, False, False)).verdict == "passed"
+        assert run_code(program, None, ONLY_PYTHON).verdict == "wrong"
+    finally:
+        other.communicate(b"\n")
 
 
 def test_limits_are_checked() -> None:

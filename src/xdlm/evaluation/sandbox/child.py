@@ -92,8 +92,9 @@ def checked(result: int, what: str) -> None:
 
 
 def enter_namespaces(scratch: str, file_mb: int) -> None:
-    """No network but an unconfigured loopback, no process to be seen or killed but its own, every mount
-    read-only except a small file system in memory over the scratch folder; then no capabilities."""
+    """No network but an unconfigured loopback, no process to be killed or looked into but its own (/proc
+    still lists the others), every mount read-only except a small file system in memory over the scratch
+    folder; then no capabilities."""
     import ctypes
     import struct
 
