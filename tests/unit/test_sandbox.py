@@ -20,6 +20,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is 
 
 ONLY_PYTHON = Guards(namespaces=False, seccomp=False, hook=True)
 SHORT = Limits(seconds=1.0)
+FORKING = "_posixsubprocess"
+FORK = f"""
+r, w = os.pipe()
+{FORKING}.fork_exec(
+    [b"/bin/rm", os.fsencode(VICTIM)], [b"/bin/rm"], True, (w,), None, None, -1, -1, -1, -1, -1, -1, r, w,
+    True, False, -1, None, None, None, -1, None, *([True] if sys.version_info < (3, 14) else []))
+os.close(w)
+os.read(r, 1)
+"""
 HARM = {
     "an infinite loop": "while True: pass",
     "a loop that catches all": "while True:\n try:\n  while True: pass\n except BaseException: pass",
@@ -33,6 +42,11 @@ HARM = {
     "a deletion from an open folder": "import os\nat = os.open(os.path.dirname(VICTIM), os.O_RDONLY)\n"
     "os.remove('precious', dir_fd=at)",
     "a new name": "import os\nos.rename(VICTIM, VICTIM + '.old')",
+    "rights of a file that is open": "import os\nos.fchmod(os.open(VICTIM, os.O_RDONLY), 0)",
+    "times of a file that is open": "import os\nos.utime(os.open(VICTIM, os.O_RDONLY), (0, 0))",
+    "a silent fork": f"import os, {FORKING}, sys\n{FORK}",
+    "a silent fork anew": f"import os, {FORKING}, sys\ndel sys.modules['{FORKING}']\n"
+    f"import {FORKING}\n{FORK}",
     "a huge print": "while True: print('x' * 10_000)",
     "a huge file": "f = open('big', 'wb')\nwhile True: f.write(bytes(1 << 20))",
     "an early exit": "import sys\nsys.exit(0)",
@@ -78,6 +92,7 @@ def test_harm_ends_as_failed(what: str, guards: Guards, tmp_path: Path, listenin
     assert time.monotonic() - started < SHORT.seconds + 2  # a busy machine starts slowly
     assert len(run.output) <= SHORT.output_bytes
     assert victim.read_text() == "here"
+    assert victim.stat().st_mode & 0o400 and victim.stat().st_mtime > 0
     assert [p.name for p in victim.parent.iterdir()] == ["precious"]
 
 
@@ -98,6 +113,8 @@ def test_ordinary_programs_run(guards: Guards) -> None:
         "t = threading.Thread(target=out.append, args=(1,)); t.start(); t.join()\n"
         "open('mine', 'w').write('x'); os.rename('mine', 'own'); os.remove('own')\n"
         "with tempfile.NamedTemporaryFile('w') as f: f.write('y')\n"
+        "fd = os.open('mine', os.O_CREAT | os.O_WRONLY); os.fchmod(fd, 0o600); os.close(fd)\n"
+        "import subprocess\n"
         "print('hello'); assert out == [1]"
     )
     run = run_code(program, None, guards)

@@ -189,6 +189,7 @@ _CHANGING = (
     "os.chown", "os.utime", "os.setxattr", "os.removexattr", "os.chflags", "os.lockf", "shutil.",
     "sqlite3.connect", "os.mknod", "os.mkfifo",
 )  # fmt: skip
+_FORKING = "_posixsubprocess"
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -197,13 +198,20 @@ def guard(scratch: str) -> Callable[[str, tuple[Any, ...]], None]:
     scratch folder. It stops accidents and plain malice, not somebody who knows the interpreter well."""
     root = os.path.realpath(scratch)
     realpath, isdir, fsdecode = os.path.realpath, os.path.isdir, os.fsdecode
+    refuse_silent_forks()
 
     def is_inside(path: Any) -> bool:
-        place = realpath(fsdecode(path))
+        place = realpath(f"/proc/self/fd/{path}" if isinstance(path, int) else fsdecode(path))
         return place == root or place.startswith(root + "/")
 
+    def changed(arguments: tuple[Any, ...]) -> list[Any]:
+        """Paths among an event's arguments. The first may be a number: a file that is open, for reading
+        perhaps, and has rights and times for all that."""
+        paths = [each for each in arguments if isinstance(each, str | bytes | os.PathLike)]
+        return [*paths, *(each for each in arguments[:1] if isinstance(each, int))]
+
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event.startswith(_REFUSED):
+        if event.startswith(_REFUSED) or (event == "import" and arguments[0] == _FORKING):
             raise PermissionError(f"the sandbox refuses {event}")
         if event == "open":
             path, mode, flags = arguments
@@ -212,12 +220,21 @@ def guard(scratch: str) -> Callable[[str, tuple[Any, ...]], None]:
             # A folder that is open would let paths begin there, which nobody announces.
             if flags & _WRITING or (mode is None and isdir(path)):
                 raise PermissionError(f"the sandbox refuses to open {path!r}")
-        elif event.startswith(_CHANGING) and not all(
-            is_inside(path) for path in arguments if isinstance(path, str | bytes | os.PathLike)
-        ):
+        elif event.startswith(_CHANGING) and not all(map(is_inside, changed(arguments))):
             raise PermissionError(f"the sandbox refuses {event}")
 
     return hook
+
+
+def refuse_silent_forks() -> None:
+    """The one way to a new process that Python does not announce, under `subprocess`. That may be imported
+    as before; to import its inside anew is refused."""
+    import _posixsubprocess
+
+    def refused(*_: Any) -> int:
+        raise PermissionError("the sandbox refuses new processes")
+
+    _posixsubprocess.fork_exec = refused
 
 
 if __name__ == "__main__":
