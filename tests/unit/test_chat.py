@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,28 @@ def test_a_text_goes_on_until_there_is_no_room(sampler: str) -> None:
     talk.answer("night", lambda z, n: seen.append((z[0].tolist(), n)))
     (*_, (tokens, n_prompt)) = seen
     assert n_prompt <= 12 and tokens[:n_prompt] == (before + encode(" night"))[-12:]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal")
+def test_an_answer_comes_about_in_a_terminal() -> None:
+    """In a real one: masks and colours are seen on the way, and the text alone stays."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "xdlm.cli.main", "chat", "--new-tokens", "8", "--steps", "4"]
+    chat = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "", "NO_COLOR": ""},
+    )  # fmt: skip
+    os.close(theirs)
+    os.write(ours, b"It was a dark night\n/quit\n")
+    seen = b""
+    with suppress(OSError):  # how a terminal says that nobody is at its other end
+        while piece := os.read(ours, 4096):
+            seen += piece
+    os.close(ours)
+    assert chat.wait(60) == 0
+    on_the_way, _, stays = seen.decode().rpartition("\x1b[?25h")  # the cursor comes back
+    assert "░" in on_the_way and "\x1b[1;38;5;28m" in on_the_way
+    assert "░" not in stays and len(stays.strip()) > 4
 
 
 def test_a_step_is_shown_in_colour() -> None:
