@@ -134,6 +134,11 @@ def test_settings_of_the_other_sampler_are_refused() -> None:
         model_of("uniform").sample(1, sampler="confidence")
     with pytest.raises(UserError, match="a list of prompts"):
         model.complete("text")
+    for ids in ([[10**6]], [[5, -1]]):
+        with pytest.raises(UserError, match=r"is no token: they lie in 0\.\.2048"):
+            model.complete(ids, new_tokens=2)
+    with pytest.raises(UserError, match="index numbers 1 rows, and there are 2"):
+        model.complete(["a", "b"], new_tokens=2, index=[0])
 
 
 def test_packing_is_that_of_training() -> None:

@@ -417,7 +417,7 @@ def test_arguments_of_lm_eval_reach_the_sampler(local: Path) -> None:
         "sampler": "confidence", "steps": 6, "temperature": 0.0, "top_p": 1.0, "block_length": 4,
         "guidance": 1.5,
     }  # fmt: skip
-    assert responder.model.sampled_as.k == 0.1
+    assert responder.model.sampled_as.k == made.get_model_info()["sampled_as"]["k"] == 0.1
     for arguments, says in (
         ("stpes=4", "unknown argument 'stpes'; did you mean 'steps'"),
         ("block_length=4", "no meaning for the ancestral sampler"),

@@ -101,6 +101,7 @@ def write(
     given: up to the model's own rounding it is the same whatever comes with it.
     """
     numbers = range(len(rows)) if index is None else index
+    _check(rows, numbers, process.vocab.size)
     padded = denoiser.takes_padding and getattr(config, "refresh", None) is None
     holes = [row.count(None) for row in rows]
     groups = group_rows([len(row) for row in rows], batch_tokens, padded=padded, kinds=holes)
@@ -123,6 +124,15 @@ def write(
             drawn = sample(denoiser, process, batch=batch, length=length, config=config, **args)
         parts.append(Part(group, drawn))
     return parts
+
+
+def _check(rows: Sequence[Sequence[int | None]], numbers: Sequence[int], size: int) -> None:
+    """What a GPU would answer with the end of the process."""
+    if len(numbers) != len(rows):
+        raise UserError(f"index numbers {len(numbers)} rows, and there are {len(rows)}")
+    for token in {token for row in rows for token in row if token is not None}:
+        if not 0 <= token < size:
+            raise UserError(f"{token} is no token: they lie in 0..{size - 1}")
 
 
 def _tensors(rows: Sequence[Sequence[int | None]]) -> dict[str, Tensor | None]:

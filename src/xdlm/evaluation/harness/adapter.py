@@ -107,6 +107,8 @@ class Answering:
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval puts beside its results: what the figures are, and how sure."""
         info: dict[str, Any] = {"writing": asdict(self.responder.writing)}
+        if (noise := self.responder.model.sampled_as) is not None:
+            info["sampled_as"] = asdict(noise)
         if self.answers:
             exact = self.responder.model.process is None
             draws = self.responder.draws
