@@ -112,6 +112,21 @@ def test_shift_hands_each_state_to_the_next_position(tmp_path: Path) -> None:
     assert torch.equal(a[:, :-1], b[:, 1:]) and torch.equal(a[:, 0], b[:, 0])
 
 
+@pytest.mark.parametrize(("name", "longest"), [
+    ("llama", None), ("gpt2", 64), ("bert", 64), ("roberta", 62), ("deberta", 64),
+])  # fmt: skip
+def test_rows_may_be_as_long_as_there_are_places(
+    tmp_path: Path, name: str, longest: int | None
+) -> None:
+    model = read(make(tmp_path, name))
+    z = torch.zeros(1, 65 if longest is None else longest, dtype=torch.int64)
+    with torch.no_grad():
+        assert model.trunk(z, torch.zeros(1)).isfinite().all()
+    if longest is not None:
+        with pytest.raises(UserError, match=f"has {longest} places, and a row has {longest + 1}"):
+            model.trunk(torch.zeros(1, longest + 1, dtype=torch.int64), torch.zeros(1))
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "deberta"])
 def test_padding_is_not_looked_at(tmp_path: Path, name: str) -> None:
     model = read(make(tmp_path, name))

@@ -85,6 +85,7 @@ class Pretrained(Denoiser):
         self.config, self.lag = config, int(config.shift)
         self.lm = _fresh(config) if lm is None else lm
         self._first, self._exchanges = first_place(self.lm), False
+        self._longest = _longest(self.lm, self._first)
         self._add_mask(vocab_size)
         _look_both_ways(self.lm)
         _leave_out_the_head(self.lm)
@@ -130,6 +131,7 @@ class Pretrained(Denoiser):
         self, z: Tensor, t: Tensor, label: Tensor | None = None, *, padding: Tensor | None = None
     ) -> Tensor:
         refuse_labels(label)
+        self._check_length(z.shape[1])
         seen = None if padding is None else (~padding).long()
         # Models that number tokens rather than places would miscount where noise is a padding token.
         places = {"position_ids": self._places(z, 0)} if self._first else {}
@@ -140,8 +142,16 @@ class Pretrained(Denoiser):
             self._exchanges = True
             use_exchanges(self.lm)
             rehearse(self, self.lm)
+        self._check_length(start + z.shape[1])
         with exchanging(exchange):
             return self._shifted(self.lm(input_ids=z, position_ids=self._places(z, start)).logits)
+
+    def _check_length(self, length: int) -> None:
+        if self._longest is not None and length > self._longest:
+            raise UserError(
+                f"this {self.lm.config.model_type} model has {self._longest} places, and a row has "
+                f"{length} tokens: make it shorter"
+            )
 
     def _places(self, z: Tensor, start: int) -> Tensor:
         start += self._first
@@ -149,6 +159,15 @@ class Pretrained(Denoiser):
 
     def _shifted(self, hidden: Tensor) -> Tensor:
         return torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1) if self.config.shift else hidden
+
+
+def _longest(lm: Any, first: int) -> int | None:
+    """Tokens of the longest row, where places are learned one by one; None where any length will do."""
+    learned = any(
+        isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe"))
+        for name, module in lm.named_modules()
+    )
+    return lm.config.max_position_embeddings - first if learned else None
 
 
 def _fresh(config: PretrainedConfig) -> Any:
