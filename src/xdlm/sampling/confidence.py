@@ -43,7 +43,7 @@ class ConfidenceConfig:
     filter: Filter = field(default_factory=Filter)
     """Temperature and nucleus of the draws; confidence is that of the prediction as it is."""
     k: float = 0.0
-    """Share of the tokens that are rewritten; 0 is LLaDA's sampler."""
+    """Share of rewritten tokens among all that are written; 0 is LLaDA's sampler."""
     block_length: int | None = None
     """Blocks of so many tokens are written one after the other; none: all at once."""
     guidance: float = 1.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from xdlm.errors import UserError
@@ -23,11 +24,8 @@ def plan_blocks(
     n_open: int, *, steps: int, block_length: int | None = None, k: float = 0.0
 ) -> list[Block]:
     """Blocks of `block_length` (None: one block) that share `steps` steps evenly; so do a block's steps
-    share its masks. What is left over goes to the first ones, as in LLaDA.
-
-    In the reverse process of mixed noise, of the positions that a step makes clean a share k was
-    uniform noise. So k times the length of a block is rewritten, evenly too; what is left over goes to
-    the last steps, which have more to rewrite.
+    share its masks. What is left over goes to the first ones, as in LLaDA. `rewrites` says how many tokens
+    are rewritten beside them.
     """
     size = n_open if block_length is None else min(block_length, n_open)
     if n_open < 1:
@@ -40,12 +38,27 @@ def plan_blocks(
             f"{steps} steps cannot fill {len(edges) - 1} blocks, which take one each at least: "
             "use more steps or a larger block_length"
         )
-    return [
-        Block(start, stop, split(stop - start, share), split(round(k * (stop - start)), share)[::-1])
-        for (start, stop), share in zip(
-            pairwise(edges), split(steps, len(edges) - 1), strict=True
-        )
-    ]  # fmt: skip
+    blocks = []
+    for (start, stop), share in zip(pairwise(edges), split(steps, len(edges) - 1), strict=True):
+        fill = split(stop - start, share)
+        blocks.append(Block(start, stop, fill, rewrites(fill, k, most=n_open)))
+    return blocks
+
+
+def rewrites(fill: Sequence[int], k: float, *, most: int) -> tuple[int, ...]:
+    """How many tokens each step rewrites, `most` at most, beside the masks that it fills.
+
+    In the reverse process of mixed noise, of the positions that a step makes clean a share k was uniform
+    noise and the rest were masks: so k/(1 - k) are rewritten for every mask that is filled, rounded down on
+    the way. A block's first step leaves it to the second. This is the schedule of the published LLaDA-XDLM.
+    """
+    ratio = k / (1 - k) if k < 1 else math.inf
+    total, counts = 0, []
+    for i, filled in enumerate(accumulate(fill)):
+        due = 0 if i == 0 else math.floor(min(ratio * filled + 1e-9, total + most))
+        counts.append(due - total)
+        total = due
+    return tuple(counts)
 
 
 def check_blocks(blocks: Sequence[Block], n_open: int) -> None:
