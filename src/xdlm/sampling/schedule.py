@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple
 
 from xdlm.errors import UserError
@@ -38,27 +38,28 @@ def plan_blocks(
             f"{steps} steps cannot fill {len(edges) - 1} blocks, which take one each at least: "
             "use more steps or a larger block_length"
         )
-    blocks = []
-    for (start, stop), share in zip(pairwise(edges), split(steps, len(edges) - 1), strict=True):
-        fill = split(stop - start, share)
-        blocks.append(Block(start, stop, fill, rewrites(fill, k, most=n_open)))
-    return blocks
+    shares = split(steps, len(edges) - 1)
+    fills = [split(b - a, share) for (a, b), share in zip(pairwise(edges), shares, strict=True)]
+    counts = rewrites([*chain.from_iterable(fills)], k)
+    return [
+        Block(start, stop, fill, tuple(islice(counts, len(fill))))
+        for (start, stop), fill in zip(pairwise(edges), fills, strict=True)
+    ]
 
 
-def rewrites(fill: Sequence[int], k: float, *, most: int) -> tuple[int, ...]:
-    """How many tokens each step rewrites, `most` at most, beside the masks that it fills.
+def rewrites(fill: Sequence[int], k: float) -> Iterator[int]:
+    """How many tokens each step rewrites beside the masks that it fills, at most as many as there are.
 
     In the reverse process of mixed noise, of the positions that a step makes clean a share k was uniform
     noise and the rest were masks: so k/(1 - k) are rewritten for every mask that is filled, rounded down on
-    the way. A block's first step leaves it to the second. This is the schedule of the published LLaDA-XDLM.
+    the way; the first step leaves it to the second. In one block this is the schedule of the published
+    LLaDA-XDLM. In several it goes on from one to the next: small ones, each rounded down, would have none.
     """
-    ratio = k / (1 - k) if k < 1 else math.inf
-    total, counts = 0, []
+    ratio, most, total = k / (1 - k) if k < 1 else math.inf, sum(fill), 0
     for i, filled in enumerate(accumulate(fill)):
         due = 0 if i == 0 else math.floor(min(ratio * filled + 1e-9, total + most))
-        counts.append(due - total)
+        yield due - total
         total = due
-    return tuple(counts)
 
 
 def check_blocks(blocks: Sequence[Block], n_open: int) -> None:
