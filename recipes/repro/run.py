@@ -85,14 +85,8 @@ class TextStudy(LaneStudy):
             self.xdlm(f"{run}.measure", *dynamics, "--steps")
             return
         last = str(self.step_of_newest(run))
-        self.xdlm(
-            f"{run}.last",
-            *dynamics,
-            *self._writing(options.steps),
-            "--transitions",
-            "--every",
-            last,
-        )
+        whole = ["--transitions", "--row-nats", "--every", last]
+        self.xdlm(f"{run}.last", *dynamics, *self._writing(options.steps), *whole)
         self.xdlm(f"{run}.measure", *dynamics, *self._writing(options.early_steps))
         if run == START or self.needs(run):
             self._keep_texts(run, "--model", folder)

@@ -48,9 +48,15 @@ def plan_perplexity(
 
 
 def measure_perplexity(
-    model: Subject, plan: EvalRecord, rows: Rows, *, batch: int = 16, progress: Progress = unseen
+    model: Subject,
+    plan: EvalRecord,
+    rows: Rows,
+    *,
+    batch: int = 16,
+    row_nats: bool = False,
+    progress: Progress = unseen,
 ) -> EvalRecord:
-    """The planned record, filled in."""
+    """The planned record, filled in; with what each row came to, if asked."""
     if plan.draws is None or plan.data_sha256 != rows.digest:
         raise UserError(f"the plan is not one of these rows' perplexity, but of {plan.data}'s")
     with progress(f"evaluating {plan.data}") as show:
@@ -66,7 +72,10 @@ def measure_perplexity(
     }
     if result.bits_per_character is not None:
         details["bits_per_character"] = result.bits_per_character
-    return dataclasses.replace(plan, value=result.value, stderr=result.stderr, details=details)
+    return dataclasses.replace(
+        plan, value=result.value, stderr=result.stderr, details=details,
+        row_nats=[round(nats, 3) for nats in result.row_nats] if row_nats else None,
+    )  # fmt: skip
 
 
 def mean_perplexity(records: Sequence[EvalRecord]) -> EvalRecord:
@@ -77,5 +86,5 @@ def mean_perplexity(records: Sequence[EvalRecord]) -> EvalRecord:
     return dataclasses.replace(
         records[0], data=ZERO_SHOT_MEAN, data_sha256=hashlib.sha256(hashes.encode()).hexdigest(),
         value=sum(values) / len(values), stderr=math.hypot(*errors) / len(errors),
-        n=sum(r.n for r in records), details={"texts": len(records)},
+        n=sum(r.n for r in records), details={"texts": len(records)}, row_nats=None,
     )  # fmt: skip

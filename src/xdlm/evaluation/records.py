@@ -53,10 +53,12 @@ class EvalRecord:
     judge: str | None = None
     judge_sha256: str | None = None
     details: dict[str, float] = field(default_factory=dict)
+    row_nats: list[float] | None = None
+    """Of each row, where they were kept; in the same order for all models that read the same text."""
 
 
 #: What was found, and by which build of what on what: two records that agree in all else measured the same.
-_OUTCOME = ("value", "stderr", "nfe", "details", "xdlm", "commit", "torch", "device")
+_OUTCOME = ("value", "stderr", "nfe", "details", "row_nats", "xdlm", "commit", "torch", "device")
 #: How every line of ours begins.
 _BEGIN = b'{"metric"'
 
@@ -74,7 +76,10 @@ def append_records(file: Path, records: Sequence[EvalRecord]) -> None:
             _mend(file)
         with file.open("ab") as stream:
             for record in records:
-                line = json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False) + "\n"
+                tree = _finite(dataclasses.asdict(record))
+                if record.row_nats is None:
+                    del tree["row_nats"]
+                line = json.dumps(tree, allow_nan=False) + "\n"
                 stream.write(line.encode())
                 stream.flush()
 
@@ -160,6 +165,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, kind) for kind in get_args(hint))
     if hint is float:
         return type(value) in (int, float)
+    if get_origin(hint) is list:
+        return type(value) is list and all(_fits(item, get_args(hint)[0]) for item in value)
     return type(value) is (get_origin(hint) or hint)
 
 
@@ -169,4 +176,6 @@ def _finite(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     return value

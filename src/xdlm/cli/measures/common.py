@@ -51,6 +51,9 @@ class Reading:
     """Look at only so many rows of each text."""
     batch: int = 16
     """Rows that go through the model at a time."""
+    row_nats: bool = False
+    """Record what each row came to, too: a report then compares models row by row, which tells small
+    differences from chance."""
 
 
 @dataclass(frozen=True)

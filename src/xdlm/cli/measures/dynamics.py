@@ -166,7 +166,7 @@ class _Dynamics:
                 model, run, source, rows, draws=options.draws, seed=options.seed,
                 max_rows=options.max_rows,
             )  # fmt: skip
-            found += self._once([plan], partial(_text_measured, model, plan, rows, options.batch))
+            found += self._once([plan], partial(_text_measured, model, plan, rows, options))
         if options.zero_shot:
             mean = mean_perplexity(found[-len(ZERO_SHOT) :])
             found += self._once([mean], lambda: [mean])
@@ -237,8 +237,14 @@ def _transitions_counted(written: Callable[[], Written], plan: EvalRecord) -> li
     return [transitions(plan, path)]
 
 
-def _text_measured(model: Model, plan: EvalRecord, rows: Rows, batch: int) -> list[EvalRecord]:
-    return [measure_perplexity(model, plan, rows, batch=batch, progress=progress)]
+def _text_measured(
+    model: Model, plan: EvalRecord, rows: Rows, reading: Reading
+) -> list[EvalRecord]:
+    return [
+        measure_perplexity(
+            model, plan, rows, batch=reading.batch, row_nats=reading.row_nats, progress=progress
+        )
+    ]
 
 
 def _texts_judged(

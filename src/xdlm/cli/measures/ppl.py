@@ -75,7 +75,9 @@ def run(arguments: list[str]) -> None:
             model, options.model, source, rows, draws=options.draws, seed=options.seed,
             max_rows=options.max_rows,
         )  # fmt: skip
-        record = measure_perplexity(model, plan, rows, batch=options.batch, progress=progress)
+        record = measure_perplexity(
+            model, plan, rows, batch=options.batch, row_nats=options.row_nats, progress=progress
+        )
         keep(options.records, record)
         records.append(record)
         _add_row(table, record)

@@ -63,7 +63,7 @@ The paper's findings at a size that one GPU trains in minutes, at training step 
 written by `xdlm report --results {results} --out {name}` from the records in [{results}]({results}),
 verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
 standard errors (se), and is *not separated by the noise* where it is less. Values are ± one standard error.
-A difference's error takes both values for independent, although all methods read the same rows. Scale, data
+{_errors(study)} Scale, data
 and judges differ from the paper's: compare orders and gaps, not values.
 
 {summary(findings)}
@@ -72,6 +72,18 @@ and judges differ from the paper's: compare orders and gaps, not values.
     pages += [f"## Notes\n\n{notes.strip()}\n"] if notes.strip() else []
     plots = {name: plot for section in sections for name, plot in section.figures.items()}
     return "\n".join([head, *pages]), plots
+
+
+def _errors(study: Study) -> str:
+    if any(r.row_nats is not None for r in study.last):
+        return (
+            "Perplexities of text are compared row by row, since all methods read the same rows; what else "
+            "is compared\ncounts as independent."
+        )
+    return (
+        "A difference's error takes both values for independent, although all methods read the same "
+        "rows."
+    )
 
 
 __all__ = ["Study", "compose", "read_study", "write_study"]

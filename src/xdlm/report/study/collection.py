@@ -34,7 +34,7 @@ from xdlm.report.study.beside import (
     read_seconds,
 )
 from xdlm.report.study.paper import METHODS
-from xdlm.report.study.verdict import Estimate, estimate
+from xdlm.report.study.verdict import Estimate, estimate, mean_of
 
 K = TypeVar("K", bound=Hashable)
 #: Method -> place in a table -> what was found.
@@ -112,7 +112,14 @@ class Study:
         return [one for record in records for one in self._groups[_unseeded(record)]]
 
     def perplexities(self, data: str | None) -> dict[str, Estimate]:
-        return {method_of(r): estimate(r) for r in self.of("ppl", data=data)}
+        found = {method_of(r): estimate(r) for r in self.of("ppl", data=data)}
+        if data != ZERO_SHOT_MEAN:
+            return found
+        sets = grid((r for r in self.of("ppl") if r.data in ZERO_SHOT), lambda r: str(r.data))
+        return {
+            method: mean_of(list(sets.get(method, {}).values()), mean)
+            for method, mean in found.items()
+        }
 
     def written(self, judge: str | None, **where: Any) -> Grid[int]:
         """The judge's perplexity by number of sampling steps; entropy for no judge."""
@@ -226,7 +233,15 @@ def _mean(records: Sequence[EvalRecord]) -> EvalRecord:
     return dataclasses.replace(
         records[0], value=value if math.isfinite(value) else None, stderr=error / n,
         details={name: sum(r.details.get(name, 0.0) for r in records) / n for name in names},
+        row_nats=_mean_rows([r.row_nats for r in records]),
     )  # fmt: skip
+
+
+def _mean_rows(rows: Sequence[list[float] | None]) -> list[float] | None:
+    kept = [own for own in rows if own is not None]
+    if len(kept) < len(rows) or len({len(own) for own in kept}) > 1:
+        return None
+    return [sum(own) / len(kept) for own in zip(*kept, strict=True)]
 
 
 def _ordered(methods: Iterable[str]) -> list[str]:

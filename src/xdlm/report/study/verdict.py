@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.tables import known_error, with_error
 
@@ -20,6 +22,8 @@ class Estimate(NamedTuple):
 
     value: float
     stderr: float
+    shares: tuple[tuple[float, ...], ...] = ()
+    """For each text that it is of, what each row adds to it; in the same order for all models."""
 
     def shown(self, digits: int | None = None) -> str:
         """With two digits behind the point, or one for what is large and not that sure, or as asked."""
@@ -33,7 +37,35 @@ class Estimate(NamedTuple):
 
 
 def estimate(record: EvalRecord) -> Estimate:
-    return Estimate(math.inf if record.value is None else record.value, known_error(record))
+    """To first order, a row's nats r add `value r / tokens` to a perplexity."""
+    value = math.inf if record.value is None else record.value
+    if record.row_nats is None or not math.isfinite(value):
+        return Estimate(value, known_error(record))
+    weight = value / record.details["tokens"]
+    return Estimate(value, known_error(record), (tuple(weight * r for r in record.row_nats),))
+
+
+def mean_of(parts: Sequence[Estimate], mean: Estimate) -> Estimate:
+    """The known mean of several texts' estimates, with the shares of their rows if all have them."""
+    if not parts or not all(part.shares for part in parts):
+        return mean
+    shares = (share for part in parts for share in part.shares)
+    return mean._replace(shares=tuple(tuple(s / len(parts) for s in share) for share in shares))
+
+
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """How much higher `one` is. Where both tell what each row adds, its error is the scatter of the rows'
+    differences: what makes a row hard for every model does not enter. Otherwise both are independent."""
+    value = one.value - other.value
+    sizes = [len(share) for share in one.shares]
+    if not sizes or sizes != [len(share) for share in other.shares] or min(sizes) < 3:
+        return Estimate(value, math.hypot(one.stderr, other.stderr))
+    variance = 0.0
+    for ours, theirs in zip(one.shares, other.shares, strict=True):
+        # Neighbours stand for similar times, as in the error of one: only second differences are chance.
+        bends = np.diff(np.subtract(ours, theirs), n=2)
+        variance += len(ours) * float(np.mean(bends**2)) / 6
+    return Estimate(value, math.sqrt(variance))
 
 
 class Outcome(StrEnum):
@@ -108,10 +140,10 @@ def below(
     """Whether `one` is lower than the `other`."""
     if low is None or high is None:
         return unmeasured(*(name for name, e in ((one, low), (other, high)) if e is None))
-    difference = Estimate(high.value - low.value, math.hypot(low.stderr, high.stderr))
-    sign = "<" if difference.value > 0 else ">" if difference.value < 0 else "="
+    lead = difference(high, low)
+    sign = "<" if lead.value > 0 else ">" if lead.value < 0 else "="
     words = f"{one} {low.shown(digits)} {sign} {other} {high.shown(digits)}"
-    return positive(difference, words, f"{low.plain()} {sign} {high.plain()}")
+    return positive(lead, words, f"{low.plain()} {sign} {high.plain()}")
 
 
 def under(judge: str, test: Test) -> Test:

@@ -160,7 +160,11 @@ def _texts(cells: Grid[int]) -> dict[str, dict[str, Estimate]]:
 def lines(cells: Grid[int]) -> Lines:
     """What can be drawn of it."""
     drawn = {
-        name: [Point(float(n), *row[n]) for n in sorted(row) if math.isfinite(row[n].value)]
+        name: [
+            Point(float(n), row[n].value, row[n].stderr)
+            for n in sorted(row)
+            if math.isfinite(row[n].value)
+        ]
         for name, row in cells.items()
     }
     return {name: points for name, points in drawn.items() if points}
