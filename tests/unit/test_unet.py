@@ -14,11 +14,11 @@ from torch import Tensor
 from xdlm.api import tokenizer_of
 from xdlm.cli.train import make_trainer
 from xdlm.errors import UserError
-from xdlm.models import UNet, UNetConfig, build_denoiser, head_stats
-from xdlm.models.logistic import level_log_probs
+from xdlm.models import UNet, UNetConfig, build_denoiser, drawing_head, head_stats
+from xdlm.models.logistic import level_draws, level_log_probs
 from xdlm.noise import Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import nelbo
-from xdlm.ops import dense, stats_of_logits
+from xdlm.ops import dense, draw_and_weigh, stats_of_logits
 from xdlm.sampling import ConfidenceConfig, SamplerConfig, decode, sample
 from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import open_checkpoint
@@ -74,6 +74,34 @@ def test_levels_stay_finite_at_any_width() -> None:
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3), rtol=0, atol=1e-5)
         (gradient,) = torch.autograd.grad(log_probs[:, 7].sum(), location)
         assert gradient.isfinite().all()
+
+
+def test_draws_without_levels_are_those_from_all_of_them() -> None:
+    """The closed form against the slow twin in float64, the ends and any width included."""
+    n = 4000
+    uniform = torch.rand(n, dtype=torch.float64)
+    uniform[:2] = torch.tensor([0.0, 1 - 1e-9])  # beyond that sums of levels are rounding
+    place = torch.rand(n, dtype=torch.float64) * 2.4 - 1.2
+    width = torch.linspace(-9, 9, n, dtype=torch.float64)[torch.randperm(n)]
+    z = torch.randint(0, 300, (n,)).clamp_max(256)
+    drawn, p_z = level_draws(place, width, uniform, z, 256)
+    logits = torch.nn.functional.pad(level_log_probs(place, width, 256), (0, 1), value=-torch.inf)
+    twin, p_twin = draw_and_weigh(logits, uniform, z)
+    assert (drawn == twin).double().mean() > 0.999 and (drawn - twin).abs().max() <= 1
+    torch.testing.assert_close(p_z, p_twin, rtol=1e-9, atol=1e-300)
+    assert (drawn.min(), drawn.max()) == (0, 255) and bool((p_z[z == 256] == 0).all())
+    lost = level_draws(place * torch.nan, width, uniform, z, 256)[0]
+    assert bool(((lost >= 0) & (lost < 256)).all())  # some level, whatever a model says
+
+
+def test_a_head_draws_by_itself_unless_its_logits_change() -> None:
+    model, special = UNet(UNetConfig(side=4, channels=8, multipliers="1"), 257), (256,)
+    hidden, uniform = torch.randn(50, 2), torch.rand(50, dtype=torch.float64)
+    z, head = torch.randint(0, 257, (50,)), drawing_head(model, special)
+    own, p_own = head.draw(hidden, uniform, z)
+    slow, p_slow = head.draw(hidden, uniform, z, lambda logits: logits)
+    assert (own == slow).double().mean() > 0.9  # logits in float32 may turn a draw
+    torch.testing.assert_close(p_own, p_slow, rtol=1e-4, atol=1e-12)
 
 
 def test_the_papers_shape() -> None:

@@ -127,6 +127,11 @@ class Denoiser(nn.Module, ABC):
         linear; None where there is none, or where it cannot run."""
         return None
 
+    def own_draws(self, hidden: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Draws from rows `hidden` [R, D] and the probabilities of `z` [R], as `RowDraws.draw` has them, by
+        a shorter way than through all logits; None where there is none."""
+        return None
+
     def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""
         return self.head(self.trunk(z, t, label))

@@ -47,4 +47,6 @@ def drawing_head(denoiser: Denoiser, special: tuple[int, ...]) -> RowDraws:
     """Draws from the denoiser's predictions, in which special tokens never come up."""
     if denoiser.linear_head:
         return DrawingHead(denoiser.head_weight, denoiser.head_bias, special)
-    return FunctionHead(denoiser.head, denoiser.n_states, special, denoiser.device)
+    return FunctionHead(
+        denoiser.head, denoiser.n_states, special, denoiser.device, denoiser.own_draws
+    )

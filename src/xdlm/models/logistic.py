@@ -6,7 +6,8 @@ what lies beyond them, so that the levels sum to 1:
 
     p_e = sigmoid(v) - sigmoid(u) = sigmoid(v) sigmoid(-u) (1 - exp(u - v)),   u = (a - m)/s, v = (b - m)/s
 
-The product form takes no difference of nearly equal numbers, and v - u is the same for all bins.
+The product form takes no difference of nearly equal numbers, and v - u is the same for all bins. Levels lie
+in order on the line, so that a draw needs none of them: with r uniform it is the bin of m + s logit(r).
 """
 
 from __future__ import annotations
@@ -33,3 +34,21 @@ def level_log_probs(location: Tensor, raw_scale: Tensor, levels: int) -> Tensor:
     inside = torch.log(-torch.expm1(-width * inverse_scale))
     middle = below[..., 1:] + above[..., :-1] + inside
     return torch.cat([below[..., :1], middle, above[..., -1:]], dim=-1)
+
+
+def level_draws(
+    location: Tensor, raw_scale: Tensor, uniform: Tensor, z: Tensor, levels: int
+) -> tuple[Tensor, Tensor]:
+    """For laws [R]: a level from each, the one that inverting the distribution function at `uniform` finds,
+    and the probability (float64) of `z`, which is 0 for what is no level. In float64 throughout."""
+    location, raw_scale = location.double(), raw_scale.double()
+    inverse_scale = torch.exp(SHIFT - raw_scale.clamp(*LOG_SCALES))
+    width = 2 / (levels - 1)
+    place = location + torch.logit(uniform.double().clamp_min(0)) / inverse_scale
+    level = ((place + 1) / width + 0.5).nan_to_num(0.0).clamp(0, levels - 1).long()
+    upper = (width * (z.double() + 0.5) - 1 - location) * inverse_scale
+    below = torch.where(z == levels - 1, 0.0, F.logsigmoid(upper))
+    above = torch.where(z == 0, 0.0, F.logsigmoid(width * inverse_scale - upper))
+    inside = torch.log(-torch.expm1(-width * inverse_scale))
+    log_p = below + above + torch.where((z == 0) | (z == levels - 1), 0.0, inside)
+    return level, torch.where(z < levels, log_p.exp(), 0.0)

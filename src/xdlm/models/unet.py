@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
 from xdlm.models.dit import TimeEmbedding, kernels_can_run
-from xdlm.models.logistic import LOG_SCALES, SHIFT, level_log_probs
+from xdlm.models.logistic import LOG_SCALES, SHIFT, level_draws, level_log_probs
 from xdlm.ops.device import has_triton
 from xdlm.structs import RowStats
 
@@ -174,6 +174,10 @@ class UNet(Denoiser):
             *rows, None if log_c is None else log_c.reshape(-1), Law(_LEVELS, SHIFT, *LOG_SCALES)
         )
         return RowStats(*(field.view(x.shape) for field in stats))
+
+    def own_draws(self, hidden: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        location, raw_scale = hidden.unbind(-1)
+        return level_draws(location, raw_scale, uniform, z, _LEVELS)
 
     def _seen(self, z: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Levels on [-1, 1] with masks at 0, and all input channels."""

@@ -30,8 +30,8 @@ def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     work = torch.promote_types(logits.dtype, torch.float32)
     weight = torch.exp(logits.to(work) - logits.amax(-1, keepdim=True).to(work))
-    padding = -size % _BLOCK
-    weight = torch.nn.functional.pad(weight, (0, padding)).view(rows, -1, _BLOCK)
+    width = min(size, _BLOCK)
+    weight = torch.nn.functional.pad(weight, (0, -size % width)).view(rows, -1, width)
     block_cdf = weight.sum(-1, dtype=torch.float64).cumsum(-1)
     target = uniform.double()[:, None] * block_cdf[:, -1:]
     block = _first_above(block_cdf, target)
@@ -41,7 +41,7 @@ def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
     # The two levels add in different orders; keep the target inside the chosen block's own total.
     within = torch.minimum(target - before, token_cdf[:, -1:] * (1 - 2.0**-52)).clamp_min(0)
     token = _first_above(token_cdf, within)
-    return (block * _BLOCK + token)[:, 0]
+    return (block * width + token)[:, 0]
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:

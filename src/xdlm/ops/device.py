@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 @cache
 def has_triton() -> bool:
-    return find_spec("triton") is not None
+    """Whether kernels can be compiled; XDLM_KERNELS=0 says that they shall not be."""
+    return os.environ.get("XDLM_KERNELS") != "0" and find_spec("triton") is not None
 
 
 def given_or(given: Tensor | None, filler: Tensor) -> Tensor:

@@ -107,17 +107,41 @@ class DrawingHead(RowDraws):
         return fused_draw_and_weigh(logits, self.padded, uniform, z)
 
 
+#: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.
+OwnDraws = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
+
+
 class FunctionHead(RowDraws):
-    """A head that is any function of hidden states."""
+    """A head that is any function of hidden states. Where it can draw by itself, it does so unless the
+    logits are to be changed on the way; it must then give special tokens no mass of its own accord."""
 
     def __init__(
-        self, logits: Logits, size: int, special: tuple[int, ...], device: torch.device
+        self,
+        logits: Logits,
+        size: int,
+        special: tuple[int, ...],
+        device: torch.device,
+        own_draws: OwnDraws | None = None,
     ) -> None:
         super().__init__(size, block_elements(device), special)
-        self._logits = logits
+        self._logits, self._own_draws = logits, own_draws
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._logits(hidden)
+
+    def draw(
+        self,
+        hidden: Tensor,
+        uniform: Tensor,
+        z: Tensor,
+        reshape: Reshape | None = None,
+        guide: Guide | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if reshape is None and guide is None and self._own_draws is not None:
+            own = self._own_draws(hidden, uniform, z)
+            if own is not None:
+                return own
+        return super().draw(hidden, uniform, z, reshape, guide)
 
 
 def guided(with_it: Tensor, without: Tensor, scale: float) -> Tensor:

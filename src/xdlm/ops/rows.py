@@ -96,7 +96,7 @@ def fused_obstacle(device: torch.device, dtype: torch.dtype = torch.float32) -> 
         return "the Triton kernels add up in float32, not float64"
     if device.type != "cuda":
         return f"the Triton kernels need a CUDA device, not {device.type}"
-    return None if has_triton() else "Triton is not installed"
+    return None if has_triton() else "Triton is not installed, or XDLM_KERNELS is 0"
 
 
 def stats_of_logits(

@@ -129,8 +129,12 @@ class DiffusionLoss:
         """The slow twin, and the way of a head that is not linear: gradients by automatic
         differentiation."""
         losses = nelbo_of_stats(coefs, stats, x, z, self.weighting)
-        elbo = nelbo_of_stats(coefs, stats, x, z).detach()
-        return LossSums((losses.double() * scale).sum(), (elbo.double() * scale).sum())
+        loss = (losses.double() * scale).sum()
+        if self.weighting is elbo_weight:
+            return LossSums(loss, loss.detach())
+        with torch.no_grad():
+            elbo = nelbo_of_stats(coefs, stats, x, z)
+        return LossSums(loss, (elbo.double() * scale).sum())
 
     def _drop_labels(self, label: Tensor | None, index: Tensor, seed: int) -> Tensor | None:
         if label is None or self.label_dropout == 0:
