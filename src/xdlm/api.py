@@ -35,12 +35,11 @@ from xdlm.sampling.writing import BATCH_TOKENS, Part, join_trajectories
 from xdlm.tokens import Codes, Pixels, TextTokenizer, Tokenizer, known_tokenizer
 from xdlm.tokens.codes import PREFIX
 from xdlm.training.adapters import merge_adapters, write_adapters
-from xdlm.training.checkpoint import MODEL, Content, save_checkpoint
+from xdlm.training.checkpoint import save_weights
 from xdlm.training.device import pick_device
 from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
 from xdlm.training.model_card import adapter_card, model_card
 from xdlm.training.note import Note
-from xdlm.training.tensors import in_bytes
 from xdlm.training.trained import bundled, find_model, read_trained
 
 Weights = Literal["ema", "raw"]
@@ -252,15 +251,10 @@ class Model:
         """Write a folder that `load` reads: these weights alone, cast to `dtype` if given (int8: matrices
         as bytes, and a number for each of their rows), with adapters merged into them."""
         whole = self.merged()
-        weights: dict[str, torch.Tensor] = dict(whole.denoiser.named_parameters())
-        if dtype == torch.int8:
-            weights = in_bytes(weights)
-        elif dtype is not None:
-            weights = {name: p.to(dtype) for name, p in weights.items()}
-        content = Content(
-            whole.config, self.tokenizer.files(), self.step, {MODEL: weights}, self.weights
-        )
-        save_checkpoint(Path(folder), content)
+        save_weights(
+            Path(folder), whole.denoiser, self.tokenizer, whole.config, step=self.step,
+            weights=self.weights, dtype=dtype,
+        )  # fmt: skip
 
     def publish(
         self,

@@ -18,6 +18,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.sampling import SamplerConfig, Trajectory, sample
 from xdlm.sampling.writing import join_trajectories
 from xdlm.tokens import Codes, ImageTokenizer
+from xdlm.training.checkpoint import save_weights
 from xdlm.training.device import pick_device
 from xdlm.training.trained import find_model, read_trained
 
@@ -115,6 +116,14 @@ class ImageModel:
             )  # fmt: skip
             images = self.tokenizer.decode(drawn.tokens.cpu().numpy())
             yield ImageSample(images, label.numpy(), int(drawn.nfe.max()), drawn.trajectory)
+
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a folder that `load_image_model` reads: these weights alone, cast to `dtype` if given. A
+        model of codes names its codec there, which stays where it is."""
+        save_weights(
+            Path(folder), self.denoiser, self.tokenizer, self.config, step=self.step,
+            weights=self.weights, dtype=dtype,
+        )  # fmt: skip
 
     def _told(self, label: Tensor) -> Tensor | None:
         """A model without classes is told none; one that has them is told of a -1 too."""

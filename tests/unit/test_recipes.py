@@ -143,21 +143,25 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
 
 
 def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch) -> None:
-    """The yardstick and the codec before all, a measurement after its training, pictures of all at last."""
+    """The codec before models of codes, the yardstick and a model's training before its measurement, and
+    pictures of all at last."""
     script = runpy.run_path(str(RECIPES / "cifar10" / "run.py"))
     said = pretend(monkeypatch, script)
     monkeypatch.chdir(tmp_path)
-    words = ["--minutes", "1", "--lanes", "2", "--inception", "x.pt", "--train-steps", "70"]
+    words = ["--minutes", "1", "--lanes", "2", "--inception", "x.pt", "--train-steps", "70", "--pixels",
+             "model.channels=8", "--codec", "batch=4"]  # fmt: skip
     monkeypatch.setattr("sys.argv", ["run.py", *words, "--compile"])
     script["main"]()
     logs = [log for log, *_ in said]
-    assert logs[:3] == ["real.measure", "codec", "codec.measure"]
     trained = [(log, *words) for log, *words in said if words[0] == "train"]
     assert sorted(log for log, *_ in trained) == sorted(script["RECIPES"]) and len(trained) == 9
     for log, *words in trained:
-        assert ("70" in words) == (not log.startswith("codes-")) and "--train.compile" in words
-        assert logs.index(f"{log}.measure") > logs.index(log)
-        assert logs.count(f"{log}.measure") == (3 if log.startswith("codes-") else 2)
+        coded = log.startswith("codes-")
+        assert ("70" in words) == ("--model.channels" in words) == (not coded)
+        assert "--train.compile" in words and logs.count(f"{log}.measure") == 1
+        assert logs.index(f"{log}.measure") > max(logs.index(log), logs.index("real.measure"))
+        assert not coded or logs.index(log) > logs.index("codec")
+    assert next(tuple(words[-2:]) for log, *words in said if log == "codec") == ("--batch", "4")
     measured = [words for log, *words in said if "--model" in words and words[0] == "eval"]
     for words in measured:
         assert words[words.index("--guidance") + 1 : words.index("--batch")] == ["1", "2"]

@@ -18,7 +18,7 @@ from xdlm.report.study.paper import PaperTable
 
 TABLES: dict[str, dict[float, PaperTable]] = {
     "pixels": {1.0: paper.CIFAR_FID, 2.0: paper.CIFAR_FID_GUIDED},
-    "vq:codecs/cifar10": {1.0: paper.IMAGENET_FID, 2.0: paper.IMAGENET_FID_GUIDED},
+    "vq:runs/cifar10/codec": {1.0: paper.IMAGENET_FID, 2.0: paper.IMAGENET_FID_GUIDED},
 }
 
 
@@ -57,7 +57,7 @@ def test_no_records_no_section() -> None:
 
 
 def test_what_follows_the_paper_holds() -> None:
-    page = page_of([*whole(), *painted(), *painted("vq:codecs/cifar10"), *real()])
+    page = page_of([*whole(), *painted(), *painted("vq:runs/cifar10/codec"), *real()])
     found = {claim: verdict for claim, verdict in verdicts(page).items() if claim.startswith("FID")}
     assert len(found) == 9 and set(found.values()) == {"holds"}, found
     assert "FID of pixels, 32 steps without guidance: UDLM < XDLM k=0.1 < MDLM" in found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from xdlm.api import load
+from xdlm.api import Model, load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
 from xdlm.files import check_free
 from xdlm.hub import check_push, push_folder
+from xdlm.images import ImageModel, load_image_model
 from xdlm.models import LladaConfig
+from xdlm.training.trained import find_model
 
 _DESCRIPTION = """Write a folder with a model's weights, configuration and tokenizer, without the
 optimiser's state. FORMAT says for whom:
@@ -25,11 +28,14 @@ optimiser's state. FORMAT says for whom:
          and backbones of our own. The noise stands in config.json, and `--model` reads the folder too
   peft   the adapters (lora) of a run alone, for peft to put beside the weights that they were trained with
 
-In the other formats adapters are merged into the weights. --push puts the folder on the hub, with the token
-in HF_TOKEN or of `hf auth login`.
+Models of images are written for xdlm alone, and those of codes without their codec. A folder that is called
+as a run's checkpoints are, RUN/step-00010000, is found as one of them. In formats other than peft adapters
+are merged into the weights. --push puts the folder on the hub, with the token in HF_TOKEN or of `hf auth
+login`.
 
 examples:
   xdlm export --model runs/mine --out my-model --dtype bfloat16
+  xdlm export --model runs/cifar10-mdlm --out elsewhere/cifar10-mdlm/step-00010000 --dtype bfloat16
   xdlm export --model runs/cpt-xdlm --format llada --dtype bfloat16 --out LLaDA-8B-XDLM
   xdlm export --model runs/mine --format hub --out my-model --push me/my-model --private
   xdlm export --model runs/llada-lora-xdlm --format peft --out adapters
@@ -65,12 +71,9 @@ def run(arguments: list[str]) -> None:
     elif options.private:
         raise UserError("--private has no meaning without --push; remove it")
     with waiting(f"reading {options.model}"):
-        model = load(options.model, device="cpu", weights=options.weights)
-    if options.format == "llada" and model.config.model.kind != LladaConfig.kind:
-        raise UserError(f"{options.model} is no LLaDA: write it with --format hub or xdlm")
-    writers = {"xdlm": model.save, "peft": model.publish_adapters}
+        model = _load(options)
     with waiting(f"writing {options.out}"):
-        writers.get(options.format, model.publish)(options.out, dtype=getattr(torch, options.dtype))
+        _writer(model, options)(options.out, dtype=getattr(torch, options.dtype))
     size = sum(f.stat().st_size for f in Path(options.out).iterdir())
     console().print(
         f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB",
@@ -79,3 +82,21 @@ def run(arguments: list[str]) -> None:
     if options.push is not None:
         url = push_folder(Path(options.out), options.push, private=options.private)
         console().print(f"pushed to {url}", markup=False, highlight=False)
+
+
+def _load(options: Options) -> Model | ImageModel:
+    images = find_model(options.model).config.data.is_images
+    if images and options.format != "xdlm":
+        raise UserError(
+            f"{options.model} makes images, which others cannot read: leave --format out"
+        )
+    reader = load_image_model if images else load
+    return reader(options.model, device="cpu", weights=options.weights)
+
+
+def _writer(model: Model | ImageModel, options: Options) -> Callable[..., None]:
+    if isinstance(model, ImageModel) or options.format == "xdlm":
+        return model.save
+    if options.format == "llada" and model.config.model.kind != LladaConfig.kind:
+        raise UserError(f"{options.model} is no LLaDA: write it with --format hub or xdlm")
+    return model.publish_adapters if options.format == "peft" else model.publish

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -36,11 +36,10 @@ class LaneStudy(ABC):
         benches: int = 1,
         times: Path | None = None,
         steps: Mapping[str, int] | None = None,
-        flags: tuple[str, ...] = (),
     ) -> None:
         """What commands took is added to the file `times`. `steps` are numbers of training steps other
-        than the recipe's, and `flags` are for training."""
-        self._recipes, self._logs, self._times, self._flags = recipes, logs, times, flags
+        than the recipe's."""
+        self._recipes, self._logs, self._times = recipes, logs, times
         self._steps = steps if steps is not None else {}
         self._lanes, self._benches = lanes, benches
         self._chosen = [run for run in recipes if run in chosen]
@@ -55,6 +54,14 @@ class LaneStudy(ABC):
     def needs(self, run: str) -> str | None:
         """Another run that must be complete before this one begins."""
         return None
+
+    def before(self, run: str) -> None:
+        """Called when it is a run's turn to be trained; may wait."""
+        return
+
+    def flags(self, run: str) -> Sequence[str]:
+        """Settings of its training other than the recipe's."""
+        return ()
 
     def run(self) -> None:
         with (
@@ -71,6 +78,7 @@ class LaneStudy(ABC):
         needed = self.needs(run)
         if needed is not None:
             self.wait_for(needed)
+        self.before(run)
         share = (self._end - time.monotonic()) * self._lanes / len(self._waiting)
         self._waiting.remove(run)
         if share <= 0 or (needed is not None and self.steps_left(needed)):
@@ -79,7 +87,8 @@ class LaneStudy(ABC):
         if run in self._steps:
             more += ["--train.steps", str(self._steps[run])]
         recipe = str(self._recipes[run])
-        self.xdlm(run, "train", recipe, "--train.minutes", f"{share / 60:.4f}", *self._flags, *more)
+        minutes = ["--train.minutes", f"{share / 60:.4f}"]
+        self.xdlm(run, "train", recipe, *minutes, *self.flags(run), *more)
 
     def _measure(self, run: str) -> None:
         self.wait_for(run)

@@ -19,8 +19,8 @@ from xdlm.tokens.vq import DESCRIPTION, VqCodec, load_codec
 #: How `data.tokenizer` begins that names a codec's folder.
 PREFIX = "vq:"
 _TYPE = "vq"
-#: Images that go through a codec together.
-_BATCH = 64
+#: Images of 32 x 32 pixels that go through a codec together: about a CPU's cache, or enough for a GPU.
+_BATCH, _GPU_BATCH = 64, 512
 
 
 @dataclass(frozen=True)
@@ -93,18 +93,22 @@ class Codes:
             raise UserError(
                 f"expected colour images of {self.side} x {self.side} pixels, got {images.shape[1:]}"
             )
-        starts = range(0, len(images), _BATCH)
-        parts = [self.codec.encode(images[start : start + _BATCH]) for start in starts]
+        parts = [self.codec.encode(images[part]) for part in self._parts(len(images))]
         return np.concatenate(parts).astype(np.uint32)
 
     def decode(self, tokens: NDArray[np.integer], *, blank: int = 128) -> NDArray[np.uint8]:
         """Tokens [n, length] to images [n, side, side, 3]; a masked cell shows as the level `blank`."""
         masked = (tokens < 0) | (tokens >= self.size)
         codes = np.where(masked, 0, tokens)
-        starts = range(0, len(codes), _BATCH)
-        images = np.concatenate([self.codec.decode(codes[s : s + _BATCH]) for s in starts])
+        parts = [self.codec.decode(codes[part]) for part in self._parts(len(codes))]
+        images = np.concatenate(parts)
         images[self.per_pixel(masked)[..., 0]] = blank
         return images
+
+    def _parts(self, n: int) -> list[slice]:
+        most = _GPU_BATCH if self.codec.quant_conv.weight.is_cuda else _BATCH
+        batch = max(1, most * 32**2 // self.side**2)
+        return [slice(start, start + batch) for start in range(0, n, batch)]
 
     def per_pixel(self, values: NDArray[Any]) -> NDArray[Any]:
         """What belongs to tokens [n, length], at every pixel of their cells [n, side, side, 1]."""

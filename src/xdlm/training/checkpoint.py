@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from xdlm.config import RunConfig, dump_config, parse_config
 from xdlm.errors import UserError
 from xdlm.files import atomic_folder, remove_folder, sha256_of
 from xdlm.tokens import Tokenizer, read_tokenizer
-from xdlm.training.tensors import check_fit, layout_of_file, read_file, save_tensors
+from xdlm.training.tensors import check_fit, in_bytes, layout_of_file, read_file, save_tensors
 
 FORMAT = 2
 _STEP = re.compile(r"step-\d{8,}")
@@ -116,6 +116,26 @@ def save_checkpoint(folder: Path, content: Content) -> None:
             on_host = {key: value.detach().contiguous().cpu() for key, value in tensors.items()}
             save_tensors(on_host, scratch / name)
         seal(scratch, content, describe_files(scratch, _files_below(scratch)))
+
+
+def save_weights(
+    folder: Path,
+    denoiser: nn.Module,
+    tokenizer: Tokenizer,
+    config: RunConfig,
+    *,
+    step: int,
+    weights: str,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write a checkpoint of a model's weights alone, cast to `dtype` if given (int8: matrices as bytes, and
+    a number for each of their rows)."""
+    held: dict[str, Tensor] = dict(denoiser.named_parameters())
+    if dtype == torch.int8:
+        held = in_bytes(held)
+    elif dtype is not None:
+        held = {name: p.to(dtype) for name, p in held.items()}
+    save_checkpoint(folder, Content(config, tokenizer.files(), step, {MODEL: held}, weights))
 
 
 def seal(scratch: Path, content: Content, described: Mapping[str, Any]) -> None:

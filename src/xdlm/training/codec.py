@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from xdlm.data import ImageRows, ShuffledOrder
+from xdlm.data import Ahead, ImageRows, ShuffledOrder
 from xdlm.errors import UserError
 from xdlm.files import atomic_folder, sha256_of
 from xdlm.tokens import Pixels
@@ -20,6 +22,8 @@ from xdlm.training.tensors import save_tensors
 
 #: Steps after which codes that nothing chose are given another place, in the first half of the run.
 _REVIVE_EVERY = 50
+#: Steps between which a GPU is not asked how it is doing: it would have to be waited for.
+_TOLD_EVERY = 25
 
 
 class CodecStep(NamedTuple):
@@ -42,26 +46,32 @@ def train_codec(
     on_step: Callable[[CodecStep], None] | None = None,
 ) -> VqCodec:
     """Least squares on pixels with the usual terms for codes. A code that nothing has chosen for a while
-    takes the place of what the encoder says of some cell: otherwise most of the table stays unused."""
+    takes the place of what the encoder says of some cell: otherwise most of the table stays unused. Images
+    are read ahead by a thread, and `on_step` is told of a step now and then."""
     if min(steps, batch) < 1 or not lr > 0 or not 0 <= seed < 2**31:
         raise UserError("steps and batch must be at least 1, lr positive, the seed in 0..2^31-1")
     torch.manual_seed(seed)
     codec = VqCodec(config).to(device).train()
-    optimizer = torch.optim.Adam(codec.parameters(), lr=lr)
+    on_gpu = next(codec.parameters()).is_cuda
+    optimizer = torch.optim.Adam(codec.parameters(), lr=lr, fused=on_gpu)
     order, pixels = ShuffledOrder(len(rows), seed), Pixels(rows.side)
     used = torch.zeros(config.codes, dtype=torch.bool, device=device)
-    for step in range(steps):
-        images = pixels.decode(rows.take(order.rows(step * batch, batch)))
-        found = codec.losses(images)
-        optimizer.zero_grad(set_to_none=True)
-        found.total().backward()
-        optimizer.step()
-        used[found.chosen.flatten()] = True
-        if on_step is not None:
-            on_step(CodecStep(step + 1, found.pixels.item(), used.double().mean().item()))
-        if (step + 1) % _REVIVE_EVERY == 0 and 2 * step < steps:
-            _revive(codec, ~used, found.said)
-            used.zero_()
+
+    def read(step: int) -> NDArray[np.uint8]:
+        return pixels.decode(rows.take(order.rows(step * batch, batch)))
+
+    with Ahead(map(read, range(steps))) as batches:
+        for step, images in enumerate(batches, start=1):
+            found = codec.losses(images)
+            optimizer.zero_grad(set_to_none=True)
+            found.total().backward()
+            optimizer.step()
+            used.index_fill_(0, found.chosen.flatten(), True)
+            if on_step is not None and (step % _TOLD_EVERY in (0, 1) or step == steps):
+                on_step(CodecStep(step, found.pixels.item(), used.double().mean().item()))
+            if step % _REVIVE_EVERY == 0 and 2 * step <= steps:
+                _revive(codec, ~used, found.said)
+                used.zero_()
     return codec.eval().requires_grad_(False)
 
 
