@@ -123,8 +123,8 @@ class ImageStudy(LaneStudy):
         steps = options.code_steps if run in _CODES else options.steps
         self._yardstick.result()  # it leaves the features of the data set
         if steps:
-            self._score(run, "--model", str(self.folder(run)), "--n", options.n, "--steps", *steps,
-                        "--guidance", *options.guidance, "--batch", options.batch, "--precision",
+            self._score(run, "--model", str(self.folder(run)), "--steps", *steps, "--guidance",
+                        *options.guidance, "--batch", options.batch, "--precision",
                         options.precision)  # fmt: skip
 
     def pictures(self) -> None:
@@ -171,7 +171,7 @@ class ImageStudy(LaneStudy):
 
     def _score(self, name: str, *words: str) -> None:
         options = self._options
-        given = {"--inception": options.inception, "--limit": options.limit}
+        given = {"--n": options.n, "--inception": options.inception, "--limit": options.limit}
         more = [
             word for flag, value in given.items() if value is not None for word in (flag, value)
         ]

@@ -20,7 +20,7 @@ from xdlm.cli.measures import image as command
 from xdlm.cli.train import make_trainer
 from xdlm.config import load_config
 from xdlm.errors import UserError
-from xdlm.evaluation.records import read_records
+from xdlm.evaluation.records import measurement, read_records
 from xdlm.images import ImageModel, load_image_model
 from xdlm.models import UNetConfig
 from xdlm.report import read_recording
@@ -121,6 +121,47 @@ def test_eval_image_writes_records_and_pictures(
     assert network.calls == 2 * calls - 1 and len(read_records(records)) == 17
     main([*arguments, "--records", str(records), "--steps", "4", "5", "--guidance", "1"])
     assert [r.steps for r in read_records(records)[17:]] == [5, 5, 5, 5]
+
+
+def test_an_exported_model_is_measured_as_the_run_it_comes_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """In the precision that it was exported in, on another machine: the same model with the same images."""
+    network = Toy()
+    network.classes = None
+    monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+    words = ["eval", "image", "--model", "run", "--n", "8", "--guidance", "2", "--device", "cpu",
+             "--precision", "bfloat16", "--records", str(tmp_path / "images.jsonl")]  # fmt: skip
+    monkeypatch.chdir(folder)
+    main([*words, "--steps", "2"])
+    (newest,) = (folder / "run").glob("step-*")
+    main(
+        [
+            "export",
+            "--model",
+            "run",
+            "--out",
+            str(tmp_path / "run" / newest.name),
+            "--dtype",
+            "bfloat16",
+        ]
+    )
+    monkeypatch.chdir(tmp_path)
+    assert sorted(f.name for f in (tmp_path / "run" / newest.name).iterdir()) == [
+        "checkpoint.json", "config.yaml", "model.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+    calls = network.calls
+    main([*words, "--steps", "2"])
+    assert network.calls == calls + 1  # the data set alone: the rest is known
+    main([*words, "--steps", "3"])
+    _, one, *_, other = read_records(tmp_path / "images.jsonl")
+    assert (one.steps, other.steps) == (2, 3) and other.model == "run"
+    assert measurement(replace(one, metric=other.metric, steps=3)) == measurement(other)
+    main([*words, "--steps", "2", "--records", str(tmp_path / "again.jsonl")])
+    assert read_records(tmp_path / "again.jsonl")[0].value == one.value
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "--model", "run", "--out", str(tmp_path / "hub"), "--format", "hub"])
+    assert stop.value.code == 2 and "makes images" in capsys.readouterr().err
 
 
 def test_images_of_a_data_set_are_measured(folder: Path, monkeypatch, capsys) -> None:

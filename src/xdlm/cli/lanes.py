@@ -123,7 +123,7 @@ def xdlm(log: Path, *words: str) -> None:
     """A command of the library; ends the script if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    print("$ xdlm", *words, f"(-> {log})", flush=True)
+    print(" ".join(["$ xdlm", *words, f"(-> {log})"]), flush=True)  # in one piece: others speak too
     with log.open("a") as stream:
         done = subprocess.run(
             [sys.executable, "-m", "xdlm.cli.main", *words],

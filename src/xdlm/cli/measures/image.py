@@ -77,7 +77,8 @@ class Options:
     side: int = 32
     """With --images: pixels along a side."""
     n: int = 10_000
-    """Images for each number of steps and scale."""
+    """Images for each number of steps and scale; with --images, the first so many of the data set (of a
+    folder, of each class)."""
     data: str | None = None
     """Images to compare with; by default those that the model was trained on, without mirror images."""
     limit: int | None = None
@@ -156,7 +157,7 @@ def _measure_data(options: Options, source: str, held: dict[str, EvalRecord]) ->
     network = _network(options, device)
     reference = _reference(options.data, options.side, network, options)
     with progress(f"reading {source}") as show:
-        rows = load_images(source, Pixels(options.side), on_progress=show)
+        rows = load_images(source, Pixels(options.side), limit=options.n, on_progress=show)
     codes = None
     if options.codec is not None:
         codec = load_codec(Path(options.codec))
