@@ -131,8 +131,8 @@ class ImageStudy(LaneStudy):
         """Grids, and strips of how an image came about, of all methods with the same seed."""
         options = self._options
         kinds = {
-            "pixels": (_PIXELS, options.steps),
             "codes": (_CODES, options.code_steps),
+            "pixels": (_PIXELS, options.steps),
         }
         for kind, (runs, numbers) in kinds.items():
             models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]

@@ -167,8 +167,8 @@ def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch
         assert words[words.index("--guidance") + 1 : words.index("--batch")] == ["1", "2"]
         assert words[words.index("--inception") + 1] == "x.pt"
     painted = [words for log, *words in said if words[0] == "paint"]
-    assert [words.index("--n") for words in painted] == [7, 7, 6, 6, 6]  # so many models before it
-    assert logs[-5:] == ["paint.pixels"] * 2 + ["paint.codes"] * 3
+    assert [words.index("--n") for words in painted] == [6, 6, 6, 7, 7]  # so many models before it
+    assert logs[-5:] == ["paint.codes"] * 3 + ["paint.pixels"] * 2
 
 
 def test_adaptation_differs_in_noise_alone() -> None:
