@@ -1,0 +1,93 @@
+"""The script of the CIFAR-10 study at a tiny size, split between two machines: trained and measured on one,
+measured further on the other from what the first exported, as one study."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+from test_image_scores import Toy
+from test_images import as_grids
+
+from xdlm.cli.main import main
+from xdlm.cli.measures import image as command
+from xdlm.evaluation.records import read_records
+from xdlm.report.study import read_study
+
+pytest.importorskip("PIL.Image")
+SCRIPT = Path(__file__).parents[2] / "recipes" / "cifar10" / "run.py"
+TINY = [
+    "--lanes",
+    "2",
+    "--n",
+    "4",
+    "--guidance",
+    "1",
+    "2",
+    "--batch",
+    "4",
+    "--precision",
+    "bfloat16",
+]
+TRAINED = [
+    "--minutes", "5", "--train-steps", "2", "--code-train-steps", "2", "--codec-steps", "2",
+    "--pixels", "model.channels=4", "train.batch=2", "train.micro_batch=2", "train.eval_every=0",
+    "--codes", "model.depth=1", "model.width=24", "model.heads=2", "train.batch=2",
+    "train.micro_batch=2", "train.eval_every=0", "--codec", "shape.channels=4", "batch=2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What commands were run, here and not in processes of their own, on six images."""
+    as_grids(tmp_path)
+    (tmp_path / "cifar10_test.webp").write_bytes((tmp_path / "cifar10_train_1.webp").read_bytes())
+    monkeypatch.setenv("XDLM_DATA", str(tmp_path))
+    network, commands = Toy(), []
+    network.classes = None
+    monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+
+    def xdlm(log: Path, *words: str) -> None:
+        commands.append(words)
+        main(list(words))
+
+    monkeypatch.setattr("xdlm.cli.lanes.xdlm", xdlm)
+    return commands
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["run.py", *TINY, *words])
+    runpy.run_path(str(SCRIPT))["main"]()
+
+
+def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    runs = ["--runs", "mdlm", "codes-udlm"]
+    run(one, monkeypatch, *TRAINED, *runs, "--steps", "2", "--code-steps", "2", "--export", "kept")
+    kept = sorted(f.relative_to(one).as_posix() for f in (one / "kept").glob("*/*"))
+    assert kept == ["kept/codes-udlm/step-00000002", "kept/pixels-mdlm/step-00000002"]
+    results = one / "runs/cifar10/results"
+    assert {f.name for f in results.glob("*.png")} == {
+        f"{kind}-2-steps{what}.png" for kind in ("pixels", "codes") for what in ("", "-strip")
+    }
+    assert (results / "curves" / "mdlm.csv").is_file() and (results / "seconds.csv").is_file()
+
+    shutil.copytree(one / "kept/pixels-mdlm", other / "runs/cifar10/pixels-mdlm")
+    shutil.copytree(results, other / "runs/cifar10/results")
+    del said[:]
+    run(other, monkeypatch, "--minutes", "0", "--steps", "2", "3", "--no-pictures")
+    assert [words[:2] for words in said] == [("eval", "image")] * 2  # the yardstick, and the model
+    records = read_records(other / "runs/cifar10/results/mdlm.jsonl")
+    painted = [r for r in records if r.metric == "fid"]
+    assert [(r.steps, r.guidance) for r in painted] == [(2, 1.0), (2, 2.0), (3, 1.0), (3, 2.0)]
+    assert {(r.model, r.step, r.dtype) for r in records} == {
+        ("runs/cifar10/pixels-mdlm", 2, "bfloat16")
+    }
+    study = read_study(other / "runs/cifar10/results")
+    assert (
+        len(study.records) == len(set(map(id, study.records))) and len(study.painted) == 16 + 8 + 8
+    )
