@@ -63,9 +63,10 @@ def main() -> None:
         "--export", type=Path, metavar="FOLDER", help="keep trained models there too"
     )
     parser.add_argument("--no-pictures", action="store_true", help="paint nothing at the end")
-    for what in ("pixels", "codes", "codec"):
+    for what, example in (("pixels", "model.channels=32"), ("codes", "train.batch=64"),
+                          ("codec", "shape.codes=256")):  # fmt: skip
         parser.add_argument(f"--{what}", nargs="+", default=[], metavar="NAME=VALUE", type=_setting,
-                            help=f"settings of the training of {what}, such as train.batch=64")  # fmt: skip
+                            help=f"other settings than the recipe's in training, as {example}")  # fmt: skip
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)

@@ -87,7 +87,5 @@ def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
     assert {(r.model, r.step, r.dtype) for r in records} == {
         ("runs/cifar10/pixels-mdlm", 2, "bfloat16")
     }
-    study = read_study(other / "runs/cifar10/results")
-    assert (
-        len(study.records) == len(set(map(id, study.records))) and len(study.painted) == 16 + 8 + 8
-    )
+    # Four metrics each: the model at four settings, that of codes at two, real images and a codec's.
+    assert len(read_study(other / "runs/cifar10/results").painted) == 16 + 8 + 8
