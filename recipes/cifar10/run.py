@@ -141,7 +141,7 @@ class ImageStudy(LaneStudy):
                 name = options.out / f"{kind}-{steps}-steps"
                 self.xdlm(f"paint.{kind}", "paint", "--model", *models, "--n", "20", "--steps", steps,
                           "--guidance", options.guidance[-1], "--precision", options.precision, "--zoom",
-                          "1", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
+                          "2", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
 
     def _make_codec(self) -> None:
         """If any run needs one, and there is time to train."""

@@ -24,9 +24,10 @@ from xdlm.evaluation.records import measurement, read_records
 from xdlm.images import ImageModel, load_image_model
 from xdlm.models import UNetConfig
 from xdlm.report import read_recording
+from xdlm.report.captions import captioned
 from xdlm.report.colours import LOOKS
-from xdlm.report.grid import image_grid, png
-from xdlm.report.strip import BLANK, change_maps, picked_frames, states, strip
+from xdlm.report.grid import image_grid, png, zoomed
+from xdlm.report.strip import BLANK, change_maps, picked_frames, states, strips
 from xdlm.sampling import Change, Guidance, SamplerConfig, Trajectory
 from xdlm.tokens import Pixels
 from xdlm.training.codec import save_codec
@@ -85,7 +86,7 @@ def test_grids_hold_every_image_in_its_place() -> None:
     assert page.shape == (18, 28, 3)
     np.testing.assert_array_equal(page[10:18, 10:18], images[4])
     assert (page[8:10] == 255).all() and (page[10:, 20:] == 255).all()
-    with Image.open(io.BytesIO(png(page, zoom=2))) as opened:
+    with Image.open(io.BytesIO(png(zoomed(page, 2)))) as opened:
         np.testing.assert_array_equal(np.asarray(opened)[::2, 1::2], page)
     with pytest.raises(UserError, match="a grid needs images"):
         image_grid(images[:0])
@@ -223,7 +224,27 @@ def test_strips_show_states_and_changes() -> None:
     assert maps[2, 0, 0].tolist() == blue and maps[2, 1, 1].tolist() == green
     assert maps[3, 0, 1].tolist() == red and (maps[0] == 255).all()
     assert picked_frames(path, 3).steps == 2 and picked_frames(path, 3).times[::2] == (1.0, 0.0)
-    assert strip([(path, pixels)] * 2, frames=9).shape == (4 * 3 - 1, 4 * 3 - 1, 3)
+    assert [s.shape for s in strips([(path, pixels)] * 2, frames=9)] == [(5, 4 * 3 - 1, 3)] * 2
+
+
+def test_captions_leave_the_pictures_as_they_are() -> None:
+    """Names to the left, heads above, what colours mean below; and the pixels of the blocks between."""
+    blocks = [
+        zoomed(image_grid(some_images(2, 8)), 4),
+        zoomed(image_grid(some_images(4, 8)[2:]), 4),
+    ]
+    (height, width, _), plain = blocks[0].shape, captioned(blocks, ["one", "two"])
+    margin = plain.shape[1] - width
+    assert plain.shape[0] == 2 * height + 6 and margin > 20
+    for block, top in zip(blocks, (0, height + 6), strict=True):
+        np.testing.assert_array_equal(plain[top : top + height, margin:], block)
+        assert (plain[top : top + height, :margin] < 100).any()  # ink
+    whole = captioned(
+        blocks, ["one", "two"], title="step", heads=["0", "9"], legend={"new": "#228B22"}
+    )
+    assert whole.shape[0] == plain.shape[0] + 2 * 25
+    assert (whole[-25:] == [0x22, 0x8B, 0x22]).all(-1).any() and (whole[:25] < 100).any()
+    np.testing.assert_array_equal(whole[25 : 25 + height, -width:], blocks[0])
 
 
 def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -233,11 +254,11 @@ def test_paint_makes_pictures(folder: Path, capsys: pytest.CaptureFixture) -> No
           "--device", "cpu", "--columns", "2", "--zoom", "1", "--out", files["all.png"],
           "--strip", files["strip.png"], "--trajectory", files["film.gif"]])  # fmt: skip
     with Image.open(files["all.png"]) as picture:
-        assert picture.size == (17, 2 * 17 + 4)
         page = np.asarray(picture)
-        np.testing.assert_array_equal(page[:17], page[-17:])
+        assert page.shape[0] == 2 * 17 + 6 and page.shape[1] > 17
+        np.testing.assert_array_equal(page[:17, -17:], page[-17:, -17:])
     with Image.open(files["strip.png"]) as picture:
-        assert picture.size == (5 * 9 - 1, 4 * 9 - 1)
+        assert picture.width > 5 * 9 - 1 and picture.height == 2 * 17 + 6 + 2 * 25
     with Image.open(files["film.gif"]) as picture:
         assert 2 < picture.n_frames <= 5  # equal ones in a row are one
     assert "8 forward passes" in " ".join(capsys.readouterr().err.split())

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
 from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
+from xdlm.report.captions import captioned
+from xdlm.report.colours import LOOKS
+from xdlm.report.comparison import method_name
 from xdlm.report.exporting import check_format, export
-from xdlm.report.grid import image_grid, png
+from xdlm.report.grid import image_grid, png, zoomed
 from xdlm.report.recording import Recording
-from xdlm.report.strip import strip
-from xdlm.sampling import Filter, Guidance, SamplerConfig
+from xdlm.report.strip import picked_steps, strips
+from xdlm.sampling import Filter, Guidance, SamplerConfig, Trajectory
+from xdlm.tokens import ImageTokenizer
 
 _DESCRIPTION = """Generate images with one or several models, as a picture of them all.
 
@@ -55,7 +61,7 @@ class Options:
     batch: int = BATCH
     """Images that are sampled together."""
     out: str = "images.png"
-    """The picture of all images, those of each model below those of the one before."""
+    """The picture of all images, those of each model below those of the one before, under its name."""
     columns: int = 10
     """Images in a row of it; with ten classes in turn, a column is a class."""
     strip: str | None = None
@@ -88,18 +94,19 @@ def run(arguments: list[str]) -> None:
     if len({model.tokenizer.side for model in models}) > 1:
         raise UserError("models that are asked together must make images of one size")
     drawn = [_draw(model, config, options) for model in models]
-    pages = [image_grid(sample.images, columns=options.columns) for sample in drawn]
-    write_atomic(
-        Path(options.out), png(image_grid(np.stack(pages), columns=1, gap=4), zoom=options.zoom)
-    )
+    names = _names(models, options.model)
+    pages = [
+        zoomed(image_grid(sample.images, columns=options.columns), options.zoom) for sample in drawn
+    ]
+    picture = pages[0] if len(pages) == 1 else captioned(pages, names)
+    write_atomic(Path(options.out), png(picture))
     paths = [
         (sample.trajectory, model.tokenizer)
         for sample, model in zip(drawn, models, strict=True)
         if sample.trajectory is not None
     ]
     if options.strip is not None:
-        picture = strip(paths, frames=options.frames)
-        write_atomic(Path(options.strip), png(picture, zoom=options.zoom))
+        write_atomic(Path(options.strip), png(_strip(paths, names, options)))
     if options.trajectory is not None:
         recording = Recording.of_images(*paths[0], _details(models[0], options, drawn[0]))
         export(recording, Path(options.trajectory), title="How the images came about")
@@ -132,6 +139,24 @@ def _draw(model: ImageModel, config: SamplerConfig, options: Options) -> ImageSa
             options.n, labels=labels, config=config, seed=options.seed, batch=options.batch,
             trajectory=options.strip is not None or options.trajectory is not None, on_step=show,
         )  # fmt: skip
+
+
+def _names(models: Sequence[ImageModel], folders: Sequence[str]) -> list[str]:
+    """Of methods; of folders, where two are of one method."""
+    names = [method_name(model.config.process) for model in models]
+    return names if len(set(names)) == len(names) else [Path(folder).name for folder in folders]
+
+
+def _strip(
+    paths: Sequence[tuple[Trajectory, ImageTokenizer]], names: Sequence[str], options: Options
+) -> NDArray[np.uint8]:
+    """States of every model's first image after numbers of steps, and what tokens did between them."""
+    blocks = [zoomed(block, options.zoom) for block in strips(paths, frames=options.frames)]
+    steps = picked_steps(paths[0][0].steps, options.frames)
+    legend = {f"{look.name} ({look.meaning})": look.colour for look in LOOKS.values()}
+    return captioned(
+        blocks, names, title="step", heads=[str(step) for step in steps], legend=legend
+    )
 
 
 def _details(model: ImageModel, options: Options, drawn: ImageSample) -> dict[str, str]:

@@ -35,8 +35,17 @@ _NAMES = {
 
 def method_of(record: EvalRecord) -> str:
     """The name of the method in the papers, with its mixing ratio."""
-    kind = record.config.get("process", {}).get("kind", "?")
-    return f"XDLM k={ratio(record):g}" if kind == "mixed" else _NAMES.get(kind, kind)
+    tree = record.config.get("process")
+    return "?" if tree is None else method_name(from_tree(ProcessConfig, tree, "config.process"))
+
+
+def method_name(process: ProcessConfig) -> str:
+    """The same of a model's own configuration."""
+    if process.kind != "mixed":
+        return _NAMES.get(process.kind, process.kind)
+    built = process.build(process.vocab(2))
+    assert isinstance(built, Stationary)
+    return f"XDLM k={built.k:g}"
 
 
 def ratio(record: EvalRecord) -> float | None:

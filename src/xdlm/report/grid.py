@@ -28,13 +28,17 @@ def image_grid(
     return page
 
 
-def png(image: NDArray[np.uint8], *, zoom: int = 1) -> bytes:
-    """An image as a PNG file, every pixel `zoom` x `zoom` large."""
+def zoomed(image: NDArray[np.uint8], zoom: int) -> NDArray[np.uint8]:
+    """Every pixel `zoom` x `zoom` large."""
+    return image.repeat(zoom, axis=0).repeat(zoom, axis=1)
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """An image as a PNG file."""
     try:
         from PIL import Image
     except ImportError as error:
         raise UserError("pictures need pillow; install xdlm[image]") from error
-    large = image.repeat(zoom, axis=0).repeat(zoom, axis=1)
     out = io.BytesIO()
-    Image.fromarray(large).save(out, format="png", optimize=True)
+    Image.fromarray(image).save(out, format="png", optimize=True)
     return out.getvalue()

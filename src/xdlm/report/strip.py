@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xdlm.errors import UserError
 from xdlm.report.colours import LOOKS, MASK
-from xdlm.report.grid import image_grid
+from xdlm.report.grid import image_grid, zoomed
 from xdlm.report.image_tokens import Decoder
 from xdlm.sampling import Change, Trajectory
 
@@ -21,11 +21,16 @@ _FIRST = (Change.REMASK, Change.REFINE, Change.UNMASK)
 BLANK = int(MASK.colour[1:3], 16)
 
 
-def picked_frames(trajectory: Trajectory, n: int) -> Trajectory:
-    """About `n` states, evenly from the first to the last."""
+def picked_steps(steps: int, n: int) -> NDArray[np.int64]:
+    """About `n` of the states after 0, 1, .. `steps` steps, evenly from the first to the last."""
     if n < 2:
         raise UserError(f"a strip needs at least 2 states, got {n}")
-    marks = np.linspace(0, trajectory.steps, min(n, trajectory.steps + 1)).round().astype(int)
+    return np.linspace(0, steps, min(n, steps + 1)).round().astype(np.int64)
+
+
+def picked_frames(trajectory: Trajectory, n: int) -> Trajectory:
+    """About `n` states, evenly from the first to the last."""
+    marks = picked_steps(trajectory.steps, n)
     times = tuple(trajectory.times[i] for i in marks)
     return Trajectory(trajectory.frames[torch.from_numpy(marks)], times, trajectory.special_ids)
 
@@ -45,19 +50,20 @@ def change_maps(trajectory: Trajectory, tokenizer: Decoder, sample: int = 0) -> 
     return maps
 
 
-def strip(
+def strips(
     runs: Sequence[tuple[Trajectory, Decoder]], *, frames: int = 9, changes: bool = True
-) -> NDArray[np.uint8]:
-    """One row for the first image of each run, and one below it for what changed."""
-    rows = []
+) -> list[NDArray[np.uint8]]:
+    """For each run a row of states of its first image, and one below it for what changed."""
+    found = []
     for trajectory, tokenizer in runs:
         shown = picked_frames(trajectory, frames)
-        rows.append(states(shown, tokenizer))
+        rows = [states(shown, tokenizer)]
         if changes:
             rows.append(change_maps(shown, tokenizer))
-    if len({len(row) for row in rows}) > 1:
+        found.append(image_grid(np.concatenate(rows), columns=len(rows[0])))
+    if len({block.shape for block in found}) > 1:
         raise UserError("a strip needs runs of one number of steps")
-    return image_grid(np.concatenate(rows), columns=len(rows[0]))
+    return found
 
 
 def gif(pages: NDArray[np.uint8], *, milliseconds: int = 120, zoom: int = 1) -> bytes:
@@ -66,7 +72,7 @@ def gif(pages: NDArray[np.uint8], *, milliseconds: int = 120, zoom: int = 1) -> 
         from PIL import Image
     except ImportError as error:
         raise UserError("pictures need pillow; install xdlm[image]") from error
-    images = [Image.fromarray(page.repeat(zoom, axis=0).repeat(zoom, axis=1)) for page in pages]
+    images = [Image.fromarray(zoomed(page, zoom)) for page in pages]
     durations = [milliseconds] * (len(images) - 1) + [10 * milliseconds]
     out = io.BytesIO()
     images[0].save(
