@@ -138,9 +138,10 @@ class ImageStudy(LaneStudy):
         for kind, (runs, numbers) in kinds.items():
             models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]
             for steps in numbers if models else ():
-                name = options.out / f"{kind}-{steps}-steps"
+                scale = options.guidance[-1]
+                name = options.out / f"{kind}-{steps}-steps-guidance-{scale}"
                 self.xdlm(f"paint.{kind}", "paint", "--model", *models, "--n", "20", "--steps", steps,
-                          "--guidance", options.guidance[-1], "--precision", options.precision, "--zoom",
+                          "--guidance", scale, "--precision", options.precision, "--zoom",
                           "2", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
 
     def _make_codec(self) -> None:

@@ -72,7 +72,9 @@ def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
     assert kept == ["kept/codes-udlm/step-00000002", "kept/pixels-mdlm/step-00000002"]
     results = one / "runs/cifar10/results"
     assert {f.name for f in results.glob("*.png")} == {
-        f"{kind}-2-steps{what}.png" for kind in ("pixels", "codes") for what in ("", "-strip")
+        f"{kind}-2-steps-guidance-2{what}.png"
+        for kind in ("pixels", "codes")
+        for what in ("", "-strip")
     }
     assert (results / "curves" / "mdlm.csv").is_file() and (results / "seconds.csv").is_file()
 

@@ -108,13 +108,20 @@ def test_pictures_stand_in_their_sections(tmp_path: Path) -> None:
     folder = tmp_path / "results" / "repro"
     (folder / "images").mkdir(parents=True)
     append_records(folder / "images" / "mdlm.jsonl", list(painted()))
-    for name in ("pixels-32-steps.png", "pixels-32-steps-strip.png", "other.png"):
-        (folder / "images" / name).write_bytes(b"")
+    names = [
+        f"pixels-{steps}-steps-guidance-2{what}" for steps in (128, 32) for what in ("-strip", "")
+    ]
+    for name in (*names, "other", "codes-8-steps-guidance-2"):
+        (folder / "images" / f"{name}.png").write_bytes(b"")
     main(["report", "--results", str(folder), "--out", str(tmp_path / "RESULTS.md")])
-    page = (tmp_path / "RESULTS.md").read_text()
-    for name in ("pixels-32-steps", "pixels-32-steps-strip"):
-        assert f"*{name}:*" in page and f"(results/repro/images/{name}.png)" in page
-    assert "other" not in page.partition("## Images")[2]
+    page = (tmp_path / "RESULTS.md").read_text().partition("## Images")[2]
+    places = [page.index(f"(results/repro/images/{name}.png)") for name in names]
+    assert sorted(places) == [
+        places[i] for i in (3, 2, 1, 0)
+    ]  # few steps first, grids before strips
+    assert "Samples of 32 steps under guidance 2, a class in each column" in page
+    assert "How the first of them came about (128 steps, guidance 2)" in page
+    assert "other" not in page and "codes-8" not in page
 
 
 def test_a_table_of_any_images(tmp_path: Path, capsys) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from xdlm.errors import UserError
@@ -20,6 +21,15 @@ _ALIKE = ("dtype", "weights", "n", "data_sha256", "judge_sha256", "guidance_sche
           "top_p", "length")  # fmt: skip
 #: A larger share of uniform noise.
 MORE = "XDLM k=0.5"
+#: How the script of the study calls its pictures, and what grids and strips show.
+_PICTURE = re.compile(
+    r"(?:^|/)(?P<kind>pixels|codes)-(?P<steps>\d+)-steps-guidance-(?P<scale>[\d.]+)(?P<strip>-strip)?\.png$"
+)
+_SHOWS = (
+    "Samples of {steps} steps under guidance {scale}, a class in each column, the same seed for all:",
+    "How the first of them came about ({steps} steps, guidance {scale}); below each row, what tokens did "
+    "since the state before:",
+)
 _SCALES = {1.0: "without guidance", 2.0: "under guidance 2"}
 
 
@@ -73,11 +83,23 @@ def _section(
         parts.append(of_paper(table))
         parts += missing(table.rows, cells, f"FID {_SCALES[scale]}")
     parts += _folded(records)
-    pictures = [p for p in study.pictures if p.rpartition("/")[2].startswith(kind)]
+    pictures = _pictures(study.pictures, kind)
     return Section(
         title, tuple(table.label for table in tables.values()), parts, findings, pictures=pictures,
         records=records, command=f"{IMAGES}\n{paint_again(study.sources(records))}",
     )  # fmt: skip
+
+
+def _pictures(places: Sequence[str], kind: str) -> dict[str, str]:
+    """Those that the study's script painted, the fewest steps first, and what they show."""
+    found = [(match, place) for place in places if (match := _PICTURE.search(place))]
+    own = [(match, place) for match, place in found if match["kind"] == kind]
+    return {
+        place: _SHOWS[bool(match["strip"])].format(**match.groupdict())
+        for match, place in sorted(
+            own, key=lambda one: (int(one[0]["steps"]), bool(one[0]["strip"]))
+        )
+    }
 
 
 def _of(study: Study, *, coded: bool) -> list[EvalRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.study.paper import PaperTable
@@ -28,8 +28,8 @@ class Section:
     records: Sequence[EvalRecord] = ()
     """What it is made of."""
     command: str = ""
-    pictures: Sequence[str] = ()
-    """Files that are there already, by their places among the results."""
+    pictures: Mapping[str, str] = field(default_factory=dict)
+    """Files that are there already, by their places among the results, and what they show."""
 
     def markdown(self, results: str, sources: Sequence[EvalRecord] = ()) -> str:
         """With figures found in the folder of results, and what was measured with, by the `sources` of its
@@ -40,7 +40,7 @@ class Section:
             blocks.append("\n".join(f"- {finding.sentence}" for finding in self.findings))
         blocks += [f"![{name}]({results}/figures/{name}.png)" for name in self.figures]
         blocks += filter(None, self.parts)
-        blocks += [f"*{PurePosixPath(p).stem}:*\n\n![{p}]({results}/{p})" for p in self.pictures]
+        blocks += [f"*{shows}*\n\n![{p}]({results}/{p})" for p, shows in self.pictures.items()]
         if sources:
             blocks.append(f"<sub>{provenance(sources)}</sub>")
         if self.command:
