@@ -1,7 +1,7 @@
 """Train the methods alike on CIFAR-10, as pixels and as codes, and measure their images, within minutes.
 
     python recipes/cifar10/run.py --minutes 30 --lanes 2                  everything
-    python recipes/cifar10/run.py --minutes 4 --runs mdlm udlm            some runs
+    python recipes/cifar10/run.py --minutes 4 --runs pixels-udlm          some runs
     python recipes/cifar10/run.py --minutes 0                             measure what there is
 
 CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any form that it is published in;
@@ -35,12 +35,11 @@ from xdlm.training.checkpoint import latest_checkpoint
 HERE = Path(__file__).parent
 METHODS = ("mdlm", "udlm", "xdlm-k0.1", "xdlm-k0.5", "gidd")
 CODE_METHODS = ("mdlm", "udlm", "xdlm-k0.1", "gidd")
-CODES = "codes-"
-_PIXELS = {method: HERE / "repro" / f"{method}.yaml" for method in METHODS}
-_CODES = {f"{CODES}{method}": HERE / "codes" / f"{method}.yaml" for method in CODE_METHODS}
+_PIXELS = {f"pixels-{method}": HERE / "repro" / f"{method}.yaml" for method in METHODS}
+_CODES = {f"codes-{method}": HERE / "codes" / f"{method}.yaml" for method in CODE_METHODS}
 #: In the order in which they are trained. There is much to measure of codes, which begin when the codec is
 #: done; until then there are pixels.
-_FIRST = ("mdlm", "udlm")
+_FIRST = ("pixels-mdlm", "pixels-udlm")
 RECIPES = {**{run: _PIXELS[run] for run in _FIRST}, **_CODES, **_PIXELS}
 CODEC, LOGS = "runs/cifar10/codec", Path("runs/cifar10/logs")
 TRAIN, TEST = "cifar10:train", "cifar10:test"

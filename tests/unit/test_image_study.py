@@ -66,7 +66,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
-    runs = ["--runs", "mdlm", "codes-udlm"]
+    runs = ["--runs", "pixels-mdlm", "codes-udlm"]
     run(one, monkeypatch, *TRAINED, *runs, "--steps", "2", "--code-steps", "2", "--export", "kept")
     kept = sorted(f.relative_to(one).as_posix() for f in (one / "kept").glob("*/*"))
     assert kept == ["kept/codes-udlm/step-00000002", "kept/pixels-mdlm/step-00000002"]
@@ -76,14 +76,16 @@ def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
         for kind in ("pixels", "codes")
         for what in ("", "-strip")
     }
-    assert (results / "curves" / "mdlm.csv").is_file() and (results / "seconds.csv").is_file()
+    assert (results / "curves" / "pixels-mdlm.csv").is_file() and (
+        results / "seconds.csv"
+    ).is_file()
 
     shutil.copytree(one / "kept/pixels-mdlm", other / "runs/cifar10/pixels-mdlm")
     shutil.copytree(results, other / "runs/cifar10/results")
     del said[:]
     run(other, monkeypatch, "--minutes", "0", "--steps", "2", "3", "--no-pictures")
     assert [words[:2] for words in said] == [("eval", "image")] * 2  # the yardstick, and the model
-    records = read_records(other / "runs/cifar10/results/mdlm.jsonl")
+    records = read_records(other / "runs/cifar10/results/pixels-mdlm.jsonl")
     painted = [r for r in records if r.metric == "fid"]
     assert [(r.steps, r.guidance) for r in painted] == [(2, 1.0), (2, 2.0), (3, 1.0), (3, 2.0)]
     assert {(r.model, r.step, r.dtype) for r in records} == {

@@ -157,7 +157,7 @@ def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch
     assert sorted(log for log, *_ in trained) == sorted(script["RECIPES"]) and len(trained) == 9
     for log, *words in trained:
         coded = log.startswith("codes-")
-        assert ("70" in words) == ("--model.channels" in words) == (not coded)
+        assert ("70" in words) == ("--model.channels" in words) == (not coded) == ("pixels-" in log)
         assert "--train.compile" in words and logs.count(f"{log}.measure") == 1
         assert logs.index(f"{log}.measure") > max(logs.index(log), logs.index("real.measure"))
         assert not coded or logs.index(log) > logs.index("codec")

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
+from xdlm.config import RunConfig
+from xdlm.data.cifar import CLASSES
+from xdlm.data.image_rows import CIFAR
 from xdlm.errors import UserError
 from xdlm.files import write_atomic
 from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
@@ -98,7 +101,8 @@ def run(arguments: list[str]) -> None:
     pages = [
         zoomed(image_grid(sample.images, columns=options.columns), options.zoom) for sample in drawn
     ]
-    picture = pages[0] if len(pages) == 1 else captioned(pages, names)
+    heads = _classes(models[0].config, options)
+    picture = pages[0] if len(pages) == 1 else captioned(pages, names, heads=heads)
     write_atomic(Path(options.out), png(picture))
     paths = [
         (sample.trajectory, model.tokenizer)
@@ -147,13 +151,19 @@ def _names(models: Sequence[ImageModel], folders: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else [Path(folder).name for folder in folders]
 
 
+def _classes(config: RunConfig, options: Options) -> Sequence[str]:
+    """What the columns are, where each is a class whose name is known."""
+    known = CLASSES if config.data.train.startswith(f"{CIFAR}:") else ()
+    return known if len(known) == options.columns and not options.label else ()
+
+
 def _strip(
     paths: Sequence[tuple[Trajectory, ImageTokenizer]], names: Sequence[str], options: Options
 ) -> NDArray[np.uint8]:
     """States of every model's first image after numbers of steps, and what tokens did between them."""
     blocks = [zoomed(block, options.zoom) for block in strips(paths, frames=options.frames)]
     steps = picked_steps(paths[0][0].steps, options.frames)
-    legend = {f"{look.name} ({look.meaning})": look.colour for look in LOOKS.values()}
+    legend = {look.name: look.colour for look in LOOKS.values()}
     return captioned(
         blocks, names, title="step", heads=[str(step) for step in steps], legend=legend
     )

@@ -20,6 +20,8 @@ from xdlm.data.pictures import Pictures, Progress, from_planes, join, read_binar
 from xdlm.errors import UserError
 
 SPLITS = ("train", "test")
+#: Short names of the ten classes, by number.
+CLASSES = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 #: Batches of a split, by the beginnings of their names.
 BATCHES = {"train": "data_batch_", "test": "test_batch"}
 _PLANES = 3 * 32 * 32

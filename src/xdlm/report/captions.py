@@ -33,23 +33,24 @@ def captioned(
     line = _SIZE + 2 * _PAD
     top, width = line if heads else 0, blocks[0].shape[1]
     height = sum(len(block) + _GAP for block in blocks) - _GAP
-    page = Image.new("RGB", (margin + width, top + height + (line if legend else 0)), "white")
+    words = [round(font.getlength(meaning)) + 10 + 3 * _PAD for meaning in legend or ()]
+    across = max(margin + width, _PAD + sum(words))
+    page = Image.new("RGB", (across, top + height + (line if legend else 0)), "white")
     draw = ImageDraw.Draw(page)
 
     def write(x: float, y: float, text: str, anchor: str) -> None:
         draw.text((x, y), text, fill=_INK, font=font, anchor=anchor)
 
     for i, head in enumerate((title, *heads) if heads else ()):
-        across = margin + (i - 0.5) * width / len(heads) if i else margin - _PAD
-        write(across, top / 2, head, "mm" if i else "rm")
+        place = margin + (i - 0.5) * width / len(heads) if i else margin - _PAD
+        write(place, top / 2, head, "mm" if i else "rm")
     for block, name in zip(blocks, names, strict=True):
         write(margin - _PAD, top + len(block) / 2, name, "rm")
         page.paste(Image.fromarray(block), (margin, top))
         top += len(block) + _GAP
-    across = float(margin)
-    for meaning, colour in (legend or {}).items():
-        middle = top - _GAP + line / 2
-        draw.rectangle((across, middle - 5, across + 10, middle + 5), fill=colour)
-        write(across + 10 + _PAD, middle, meaning, "lm")
-        across += 10 + 4 * _PAD + font.getlength(meaning)
+    left, middle = across - sum(words), top - _GAP + line / 2
+    for (meaning, colour), word in zip((legend or {}).items(), words, strict=True):
+        draw.rectangle((left, middle - 5, left + 10, middle + 5), fill=colour)
+        write(left + 10 + _PAD, middle, meaning, "lm")
+        left += word
     return np.asarray(page)

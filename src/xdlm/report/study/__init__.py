@@ -25,10 +25,10 @@ from xdlm.report.study.verdict import SURE
 from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
-SECTIONS: tuple[Callable[[Study], Section | None], ...] = (
-    trained, validation, zero_shot, generation, judges, balance, dynamics, transitions, adaptation,
-    pixel_images, coded_images,
+TEXT: tuple[Callable[[Study], Section | None], ...] = (
+    validation, zero_shot, generation, judges, balance, dynamics, transitions, adaptation,
 )  # fmt: skip
+IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 
 
 def write_study(results: Path, page: Path) -> None:
@@ -54,12 +54,13 @@ def _relative(results: Path, page: Path) -> str:
 def compose(study: Study, results: str, name: str, notes: str = "") -> tuple[str, dict[str, Plot]]:
     """The page called `name`, and its figures by name. `notes` is text of people, such as what was tried
     where a finding does not hold; it stands at the end, as it is."""
-    found = [section(study) for section in SECTIONS]
+    found = [section(study) for section in (trained, *(TEXT if study.has_text else ()), *IMAGES)]
     sections = [section for section in found if section is not None]
     findings = [finding for section in sections for finding in section.findings]
+    at = f", at training step {study.step:,}" if study.has_text else ""
     head = f"""# Results
 
-The paper's findings at a size that one GPU trains in minutes, at training step {study.step:,}. This page is
+The paper's findings at a size that one GPU trains in minutes{at}. This page is
 written by `xdlm report --results {results} --out {name}` from the records in [{results}]({results}),
 verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
 standard errors (se), and is *not separated by the noise* where it is less. Values are ± one standard error.

@@ -59,15 +59,15 @@ def add_seconds(file: Path, command: str, seconds: float) -> None:
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
-    """What each command took, in all where it was called several times."""
-    file = folder / SECONDS
+    """What each command took, in all where it was called several times, here and in the folders below."""
     found: dict[str, float] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        try:
-            command, seconds = line.split(",")
-            found[command] = found.get(command, 0.0) + float(seconds)
-        except ValueError as error:
-            raise UserError(f"{file} is no list of command,seconds: '{line}'") from error
+    for file in sorted(folder.rglob(SECONDS)):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                command, seconds = line.split(",")
+                found[command] = found.get(command, 0.0) + float(seconds)
+            except ValueError as error:
+                raise UserError(f"{file} is no list of command,seconds: '{line}'") from error
     return found
 
 

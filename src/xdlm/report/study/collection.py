@@ -79,6 +79,12 @@ class Study:
         return _ordered({method_of(record) for record in self.trained})
 
     @property
+    def has_text(self) -> bool:
+        """Whether any of it is about models of text; what is empty is said, unless it is about images."""
+        text = (self.trained, self.repeats, self.adapted, self.resampled, self.reference)
+        return any(text) or not self.painted
+
+    @property
     def last(self) -> list[EvalRecord]:
         return [record for record in self.trained if record.step == self.step]
 

@@ -14,6 +14,7 @@ from xdlm.report.study.commands import IMAGES, paint_again
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM, ranked
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.paper import PaperTable
+from xdlm.report.study.trained import alike
 from xdlm.report.study.verdict import Finding, below, estimate
 
 #: What must agree between all images of a table.
@@ -74,7 +75,7 @@ def _section(
     remark: str = "",
 ) -> Section:
     check_alike(records, _ALIKE, "images")
-    parts = [f"{_about(study, records)} {remark}".strip()]
+    parts = [f"{_about(study, records, kind)} {alike(records)} {remark}".strip()]
     for scale, table in tables.items():
         cells = _cells(records, "fid", scale)
         if cells:
@@ -171,7 +172,7 @@ def _folded(records: Sequence[EvalRecord]) -> list[str]:
     return parts
 
 
-def _about(study: Study, records: Sequence[EvalRecord]) -> str:
+def _about(study: Study, records: Sequence[EvalRecord], kind: str) -> str:
     """What the figures are of, and what the yardstick says of real images."""
     one = records[0]
     trained = sorted({r.step for r in records})
@@ -180,6 +181,10 @@ def _about(study: Study, records: Sequence[EvalRecord]) -> str:
         f"{one.n:,} images each against the {one.details.get('reference_n', 0):,.0f} of {one.data}, "
         f"after {steps} training steps. Errors (±) are over the images drawn, not over training runs."
     )
-    real = [r for r in study.painted if r.metric == "real_fid" and r.data_sha256 == one.data_sha256]
-    told = [f"{r.model}: FID {estimate(r).shown(3)}" for r in real]
+    real = [
+        r for r in study.painted
+        if r.metric == "real_fid" and r.data_sha256 == one.data_sha256
+        and (kind == "codes" or " through " not in r.model)
+    ]  # fmt: skip
+    told = [f"{r.model}: FID {estimate(r).shown(3)}" for r in sorted(real, key=lambda r: r.model)]
     return f"{text} Real images under the same network: {'; '.join(told)}." if told else text

@@ -44,7 +44,7 @@ def trained(study: Study) -> Section:
         markdown_table(_COLUMNS, rows),
         f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
         "of them at a time on one device.",
-        _alike(study),
+        alike(study.trained),
         "Errors (±) are standard errors over rows and draws, or over texts: they do not tell how much "
         "another training run would differ." + _seeds(study),
         *missing(paper.METHODS, study.methods, "methods"),
@@ -89,13 +89,19 @@ def _row(record: EvalRecord | None, time: EvalRecord | None) -> list[str]:
     return [
         PurePosixPath(one.model).name,
         method_of(one) if "process" in config else "none",
-        f"{model['depth']} × {model['width']}{size}" if "depth" in model else size.strip(", "),
+        f"{_shape(model)}{size}".strip(", "),
         f"{one.step:,}",
         f"{batch:,} × {length:,}" if batch and length else "",
         "" if tokens is None else f"{tokens / 1e6:,.1f} M",
         one.device,
         "?" if time is None or time.value is None else f"{time.value:,.0f}",
     ]
+
+
+def _shape(model: Mapping[str, Any]) -> str:
+    if "channels" in model:
+        return f"U-Net {model['channels']}"
+    return f"{model['depth']} × {model['width']}" if "depth" in model else ""
 
 
 def _measured(study: Study, run: str) -> str:
@@ -107,9 +113,9 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:,.0f} s ({seconds / 60:.1f} min)" if seconds else "an unknown time"
 
 
-def _alike(study: Study) -> str:
-    """Whether the methods were trained alike, by their configurations."""
-    configs = [_flat(r.config) for r in {r.model: r for r in study.trained}.values()]
+def alike(records: Sequence[EvalRecord]) -> str:
+    """Whether the methods of some records were trained alike, by their configurations."""
+    configs = [_flat(r.config) for r in {r.model: r for r in records}.values()]
     names = sorted({name for config in configs for name in config})
     other = [
         name for name in names if not any(name == a or name.startswith(f"{a}.") for a in _ASIDE)
