@@ -79,9 +79,7 @@ def test_images_alone_make_a_page() -> None:
         verdicts(page)["FID of pixels, 128 steps under guidance 2: UDLM < XDLM k=0.1 < MDLM"]
         == "holds"
     )
-    assert (
-        "Images: codes" not in page and "perplexity" not in page and "at training step" not in page
-    )
+    assert "Images: codes" not in page and "perplexity" not in page and "repro/run.py" not in page
 
 
 def test_what_differs_does_not_hold_and_what_noise_hides_is_said() -> None:

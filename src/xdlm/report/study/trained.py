@@ -13,7 +13,7 @@ from xdlm.report.comparison import method_of
 from xdlm.report.study import paper
 from xdlm.report.study.beside import plot_curves
 from xdlm.report.study.collection import Study, seed_of
-from xdlm.report.study.commands import ALL
+from xdlm.report.study.commands import ALL, IMAGES
 from xdlm.report.study.page import Section, missing
 from xdlm.report.study.verdict import estimate
 from xdlm.report.tables import markdown_table
@@ -44,12 +44,8 @@ def trained(study: Study) -> Section:
         markdown_table(_COLUMNS, rows),
         f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
         "of them at a time on one device.",
-        alike(study.trained),
-        "Errors (±) are standard errors over rows and draws, or over texts: they do not tell how much "
-        "another training run would differ." + _seeds(study),
-        *missing(paper.METHODS, study.methods, "methods"),
+        *(_of_text(study) if study.has_text else ()),
         *missing(ends, times, "device time of training"),
-        *_unfinished(study),
     ]
     curves = {
         method_of(r): study.curves[name]
@@ -57,8 +53,23 @@ def trained(study: Study) -> Section:
     }  # fmt: skip
     figures = {"losses": partial(plot_curves, curves)} if curves else {}
     return Section(
-        "What was trained", (), parts, figures=figures, records=list(times.values()), command=ALL
+        "What was trained",
+        (),
+        parts,
+        figures=figures,
+        records=list(times.values()),
+        command=ALL if study.has_text else IMAGES,
     )
+
+
+def _of_text(study: Study) -> list[str]:
+    return [
+        alike(study.trained),
+        "Errors (±) are standard errors over rows and draws, or over texts: they do not tell how much "
+        "another training run would differ." + _seeds(study),
+        *missing(paper.METHODS, study.methods, "methods"),
+        *_unfinished(study),
+    ]
 
 
 def _ends(study: Study) -> dict[str, EvalRecord]:
