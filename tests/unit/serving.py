@@ -15,6 +15,11 @@ from typing import Any
 
 #: One of each kind of noise.
 MODELS = ("pocket-mdlm", "pocket-xdlm", "pocket-udlm")
+#: Completions that are there at once, and that take many seconds.
+SHORT: dict[str, Any] = {"prompt": "It was", "max_tokens": 12, "steps": 6, "seed": 3}
+LONG: dict[str, Any] = {"prompt": "It was", "max_tokens": 120, "steps": 1000}
+#: A pattern of thousands of states: whether there was an a thirteen characters ago.
+ENDLESS = {"template": "<mask:8>", "blanks": [{"regex": "(.|\\n)*a(.|\\n){12}"}], "steps": 1}
 
 
 class Server:
