@@ -230,7 +230,9 @@ class OptimConfig:
             raise UserError(f"unknown optim.kind '{self.kind}'{did_you_mean(self.kind, kinds)}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"optim.{name} must be positive and finite")
+                raise UserError(
+                    f"optim.{name} must be positive and finite, got {getattr(self, name)}"
+                )
         if min(self.warmup, self.decay) < 0 or not 0 <= self.weight_decay < math.inf:
             raise UserError("optim.warmup, optim.decay and optim.weight_decay must be >= 0")
         for name in ("beta1", "beta2", "ema"):
@@ -378,8 +380,10 @@ def load_config(path: str | Path) -> RunConfig:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise UserError(f"no such recipe: {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}: it is not text (UTF-8)") from error
     config = parse_config(text, str(path))
     config.refuse_idle()
     return config
@@ -389,8 +393,15 @@ def parse_config(text: str, name: str = "the configuration") -> RunConfig:
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{name} is not YAML: {_gist(error)}") from error
     return from_tree(RunConfig, tree if tree is not None else {}, name)
+
+
+def _gist(error: yaml.YAMLError) -> str:
+    """Where and what, without the excerpt."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    return f"line {error.problem_mark.line + 1}: {error.problem}"
 
 
 def dump_config(config: RunConfig) -> str:

@@ -91,6 +91,14 @@ def check_writable(folder: Path, *, make: bool = True) -> None:
         probe.unlink()
 
 
+def check_file(file: Path) -> None:
+    """The same for a file that is to be written; one that is there may be replaced."""
+    if file.is_dir():
+        raise UserError(f"cannot write {file}: it is a folder")
+    if file.is_file() or not file.exists():  # a device or a pipe is written to as it is
+        check_writable(file.absolute().parent, make=False)
+
+
 def sha256_of(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -101,6 +109,8 @@ def explained(target: Path) -> Iterator[None]:
     """Turn the operating system's refusal into a line that names the place."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"cannot write {target}: a file stands where a folder is needed") from error
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 

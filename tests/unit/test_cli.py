@@ -13,6 +13,7 @@ import pytest
 
 from xdlm.cli.eval import MEASURES
 from xdlm.cli.main import VERBS, main
+from xdlm.cli.options import one_line
 from xdlm.evaluation.records import read_records
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,12 @@ def test_usage_lists_every_verb(capsys) -> None:
     [
         (["smaple"], "did you mean 'sample'"),
         (["sample", "--step", "4"], "did you mean '--steps'"),
-        (["sample", "--steps", "many"], "--steps"),
+        (["sample", "--steps", "many"], "--steps takes a whole number, got 'many'"),
+        (["sample", "--temperature", "hot"], "--temperature takes a number, got 'hot'"),
+        (["sample", "--weights", "old"], "--weights takes one of 'ema', 'raw', got 'old'"),
+        (["sample", "--n"], "--n needs a value"),
+        (["import", "somewhere"], ": --from and --out must be given; see --help"),
+        (["view"], ": FILE must be given; see --help"),
         (["sample", "--steps", "0"], "at least 1 step"),
         (["sample", "--top-p", "2"], "top_p must lie in"),
         (["sample", "--model", "pockte"], "did you mean 'pocket'"),
@@ -85,14 +91,16 @@ def test_usage_lists_every_verb(capsys) -> None:
             ["sample", "--sampler", "confidence", "--steps", "2", "--block-length", "1"],
             "2 steps cannot fill",
         ),
-        (["sample", "--trajectory", "."], "'.' ends in none of them"),
-        (["sample", "--trajectory", "a.htm"], "did you mean 'html'"),
-        (["sample", "--steps", "2", "--trajectory", "here/a.svg"], "cannot write"),
+        (["sample", "--trajectory", "."], "'.' does not end as a trajectory"),
+        (["sample", "--trajectory", "a.htm"], "did you mean '.html'"),
+        (["sample", "--trajectory", "here/a.svg"], "a file stands where a folder is needed"),
+        (["sample", "--json", "."], "it is a folder"),
         (["view", "nowhere.json"], "cannot read nowhere.json"),
         (["view", "here"], "is not JSON"),
-        (["view", "here", "--to", "a.png"], "ends in none of them"),
+        (["view", "here", "--to", "a.png"], "does not end as a trajectory"),
         (["eval", "ppl", "--batch", "0"], "--draws and --batch must be"),
         (["eval", "ppl", "--max-rows", "-3"], "--max-rows must be at least 1"),
+        (["eval", "ppl", "--records", "here"], "here, line 1: not a record"),
         (["eval", "ppl", "--seed", "-1"], "--seed must lie in"),
         (["eval"], "which measure"),
         (["eval", "gen", "--steps", "0"], "at least 1"),
@@ -114,7 +122,7 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["demo", "--train-steps", "0"], "must be at least 1"),
         (["train", "--train.steps", "3"], "which recipe"),
         (["train", RECIPE, "--train.seed", "99999999999"], "train.seed must lie in"),
-        (["train", RECIPE, "--optim.lr", "nan"], "optim.lr must be positive"),
+        (["train", RECIPE, "--optim.lr", "nan"], ": optim.lr must be positive and finite, got nan"),
         (["train", RECIPE, "--resume"], "nothing to resume"),
         (["export", "--model", "pocket", "--out", "."], "already exists"),
         (
@@ -132,7 +140,10 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["train", RECIPE, "--data.train", "nowhere"], "no such file"),
         (["train", RECIPE, "--data.tokenizer", "nowhere"], "no tokenizer at"),
         (["train", RECIPE, "--train.device", "tpu"], "unknown device"),
+        (["train", "here"], "here: expected a mapping, got 'a text'"),
+        (["train", "."], "cannot read .: Is a directory"),
         (["tokenizer", "--out", "/proc/nothing"], "cannot write"),
+        (["tokenizer", "--out", "here"], "a file stands where a folder is needed"),
         (["tokenizer", "--out", "x", "--vocab-size", "10"], "vocab_size must exceed"),
         (["tokenizer", "--out", "x", "--vocab-size", "9" * 24], "at most 10,000,000"),
         (["export", "--model", "nowhere", "--out", "x"], "no model 'nowhere'"),
@@ -140,9 +151,33 @@ def test_usage_lists_every_verb(capsys) -> None:
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, says) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").touch()
+    (tmp_path / "here").write_text("a text\n")
     assert says in complaint(capsys, *arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["here"], "nothing half-written"
+
+
+def test_boxed_complaints_are_unpacked() -> None:
+    """As tyro draws them on a screen that knows boxes; the other tests' does not."""
+    missing = """╭─ Required options ─────────────╮
+│ Missing from xdlm codec:       │
+│     --data STR                 │
+│         Images. (required)     │
+│     --out STR                  │
+│         Folder. (required)     │
+│ ────────────────────────────── │
+│ For full helptext, run:        │
+│     xdlm codec --help          │
+╰────────────────────────────────╯
+"""
+    assert one_line(missing) == "--data and --out must be given; see --help"
+    unknown = """╭─ Unrecognized options ─────────╮
+│ Unrecognized options: --stpes  │
+│ ────────────────────────────── │
+│ Perhaps you meant:             │
+│     --steps INT                │
+╰────────────────────────────────╯
+"""
+    assert one_line(unknown) == "Unrecognized options: --stpes; did you mean '--steps'?"
 
 
 def test_bad_recipe_and_bad_text(capsys, tmp_path, monkeypatch) -> None:

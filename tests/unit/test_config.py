@@ -67,7 +67,7 @@ def test_paper_defaults() -> None:
         ("process: {kind: mixed, k: .nan}", "k must lie in"),
         ("process: {eps: .nan}", "eps must lie in"),
         ("- a", "expected a mapping"),
-        ("a: [", "is not YAML"),
+        ("a: [", "is not YAML: line 1: expected the node content"),
     ],
 )
 def test_bad_configurations_are_named(text: str, says: str) -> None:

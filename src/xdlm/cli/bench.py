@@ -22,7 +22,7 @@ from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
 from xdlm.evaluation.waiting import measure_loader
-from xdlm.files import check_writable, write_atomic
+from xdlm.files import check_file, write_atomic
 from xdlm.models import PRESETS, DiTConfig, UNetConfig
 from xdlm.tokens.pixels import LEVELS
 from xdlm.training.device import describe, pick_device, pick_precision
@@ -146,7 +146,7 @@ def _check_targets(options: Options) -> None:
     """Before an hour of measuring, not after it."""
     for file in (options.csv, options.plot):
         if file is not None:
-            check_writable(Path(file).absolute().parent)
+            check_file(Path(file))
     if options.csv is not None and Path(options.csv).exists():
         try:
             Path(options.csv).read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 
 from xdlm.api import load_tokenizer
-from xdlm.cli.options import named, parse, positional
+from xdlm.cli.options import named, parse, positional, shown_as
 from xdlm.cli.progress import console, waiting
 from xdlm.config import DataConfig, ProcessConfig, RunConfig
 from xdlm.errors import UserError
@@ -62,7 +62,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Options:
-    path: Annotated[str, positional()]
+    path: Annotated[str, positional(), shown_as("PATH")]
     """File or folder to read."""
     from_: Annotated[
         Literal["llada", "transformers", "mdlm", "udlm", "gidd", "xdlm", "llamagen"], named("from")

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import io
+import operator
 import re
 from contextlib import redirect_stderr
+from itertools import dropwhile, takewhile
+from textwrap import dedent
 from typing import Any, TypeVar
 
 from xdlm.errors import UserError
 
 T = TypeVar("T")
+
+#: What tyro, and Python below it, say of a value -> what is said here.
+_REWORDED = {
+    r"Error parsing (--\S+): invalid literal for int\(\) .*: ('.*')": r"\1 takes a whole number, got \2",
+    r"Error parsing (--\S+): could not convert string to float: ('.*')": r"\1 takes a number, got \2",
+    r"Error parsing (--\S+): Could not find valid parse for arguments: \[(.*)\]": r"\1 cannot be \2",
+    r"Error parsing [^-\s]\S*: (.*)": r"\1",  # a configuration's own words
+    r"invalid choice (.*) for argument '(.*)'\. Expected one of \((.*)\)\.": r"\2 takes one of \3, got \1",
+    r"Missing value for argument '(.*)'\. .*": r"\1 needs a value",
+}
 
 
 def parse(
@@ -20,7 +33,7 @@ def parse(
         import tyro
     except ImportError as error:
         raise UserError("the command line needs tyro: pip install tyro") from error
-    complaint = io.StringIO()
+    complaint = io.StringIO()  # tyro draws boxes
     try:
         with redirect_stderr(complaint):
             if default is None:
@@ -49,11 +62,28 @@ def named(flag: str) -> Any:
     return arg(name=flag)
 
 
+def shown_as(metavar: str) -> Any:
+    """What stands in --help for the value of an option."""
+    from tyro.conf import arg
+
+    return arg(metavar=metavar)
+
+
 def one_line(complaint: str) -> str:
     """The gist of tyro's boxed message: what is wrong, and the near miss if it names one."""
-    lines = [line.strip("│╭╮╰╯─ ").strip() for line in complaint.splitlines()]
-    body = [line for line in lines[1:] if line]
-    blank = next((i for i, line in enumerate(lines) if i > 0 and not line), len(lines))
-    gist = " ".join(line for line in lines[1:blank] if line) or " ".join(body)
-    close = re.search(r"Perhaps you meant:?\s*(--\S+)", " ".join(body))
-    return f"{gist}; did you mean '{close[1]}'?" if close else f"{gist}; see --help"
+    lines = [line.strip("│╭╮╰╯").rstrip("─- ") for line in complaint.splitlines()]
+    below_title = dropwhile(
+        operator.not_, lines[1:]
+    )  # there is a rule where the screen has no boxes
+    said = dedent("\n".join(takewhile(bool, below_title)))
+    gist = " ".join(said.split())
+    if gist.startswith("Missing from"):
+        missing = re.findall(r"^ {4}(\S+)", said, re.MULTILINE)
+        return f"{' and '.join(missing)} must be given; see --help"
+    close = re.search(r"Perhaps you meant:\s*(--\S+)", " ".join(lines))
+    if close:
+        return f"{gist}; did you mean '{close[1]}'?"
+    for pattern, words in _REWORDED.items():
+        if match := re.fullmatch(pattern, gist):
+            return match.expand(words)
+    return f"{gist}; see --help"

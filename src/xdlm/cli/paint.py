@@ -21,7 +21,7 @@ from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
 from xdlm.report.captions import captioned
 from xdlm.report.colours import LOOKS
 from xdlm.report.comparison import method_name
-from xdlm.report.exporting import check_format, export
+from xdlm.report.exporting import check_target, export
 from xdlm.report.grid import image_grid, png, zoomed
 from xdlm.report.recording import Recording
 from xdlm.report.strip import picked_steps, strips
@@ -125,7 +125,7 @@ def _checked(options: Options) -> SamplerConfig:
     if not options.model:
         raise UserError("--model needs at least one folder")
     if options.trajectory is not None:
-        check_format(Path(options.trajectory))
+        check_target(Path(options.trajectory))
     if min(options.columns, options.zoom, options.batch) < 1 or options.frames < 2:
         raise UserError("--columns, --zoom and --batch must be at least 1, and --frames 2")
     return SamplerConfig(

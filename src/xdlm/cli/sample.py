@@ -16,6 +16,7 @@ from xdlm.cli.progress import console, progress, waiting
 from xdlm.cli.record import write_json
 from xdlm.errors import UserError
 from xdlm.evaluation.provenance import provenance
+from xdlm.files import check_file
 from xdlm.sampling import How, configure
 from xdlm.sampling.writing import Config
 
@@ -128,9 +129,11 @@ def run(arguments: list[str]) -> None:
     if options.template is None and (options.forced or options.blank):
         raise UserError("--forced and --blank are about the holes of a --template")
     if options.trajectory is not None:
-        from xdlm.report.exporting import check_format
+        from xdlm.report.exporting import check_target
 
-        check_format(Path(options.trajectory))
+        check_target(Path(options.trajectory))
+    if options.json is not None:
+        check_file(Path(options.json))
     with waiting(f"reading {options.model}"):
         model = load(
             options.model, device=options.device, weights=options.weights,

@@ -8,7 +8,7 @@ from pathlib import Path
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.data import read_documents
-from xdlm.files import write_atomic
+from xdlm.files import check_file, write_atomic
 from xdlm.tokens import TextTokenizer
 
 _DESCRIPTION = """Learn a byte-level BPE tokenizer and write it as OUT/tokenizer.json.
@@ -31,12 +31,12 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm tokenizer", description=_DESCRIPTION)
-    screen = console()
+    screen, target = console(), Path(options.out) / "tokenizer.json"
+    check_file(target)
     tokenizer = TextTokenizer.train(
         read_documents(options.data), options.vocab_size, progress=screen.is_terminal
     )
     if tokenizer.size < options.vocab_size:
         screen.print(f"the text supports only {tokenizer.size} tokens, not {options.vocab_size}")
-    target = Path(options.out) / "tokenizer.json"
     write_atomic(target, tokenizer.to_json())
     screen.print(f"{tokenizer.size} tokens -> {target}", markup=False)

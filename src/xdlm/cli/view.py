@@ -9,10 +9,10 @@ from typing import Annotated
 
 from rich.console import Console
 
-from xdlm.cli.options import parse, positional
+from xdlm.cli.options import parse, positional, shown_as
 from xdlm.errors import UserError
 from xdlm.report.blocks import recording_panel
-from xdlm.report.exporting import check_format, export
+from xdlm.report.exporting import check_target, export
 from xdlm.report.recording import read_recording
 from xdlm.report.viewer import scrub
 
@@ -33,7 +33,7 @@ examples:
 
 @dataclass(frozen=True)
 class Options:
-    file: Annotated[str, positional()]
+    file: Annotated[str, positional(), shown_as("FILE")]
     """The recording, as JSON."""
     sample: int = 1
     """Which text or image, from 1."""
@@ -46,7 +46,7 @@ class Options:
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm view", description=_DESCRIPTION)
     if options.to is not None:
-        check_format(Path(options.to))
+        check_target(Path(options.to))
     recording = read_recording(Path(options.file))
     n = recording.trajectory.frames.shape[1]
     if not 1 <= options.sample <= n:

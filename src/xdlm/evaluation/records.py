@@ -88,14 +88,19 @@ def read_records(file: Path) -> list[EvalRecord]:
     return _parsed(file, _content(file))
 
 
+def check_records(file: Path) -> list[EvalRecord]:
+    """What a file holds that more can be appended to: records and, after a kill, part of one; or nothing.
+    A file of anything else is refused."""
+    return _parsed(file, _untorn(_content(file))) if file.is_file() else []
+
+
 def resume_records(file: Path) -> list[EvalRecord]:
     """What a file of records holds, none if it is not there. A last line that was cut off by a kill is
-    taken out, so that more can be appended; a file of anything else is refused and stays as it is."""
-    if not file.exists():
-        return []
-    records = _parsed(file, _untorn(_content(file)))
-    with explained(file):
-        _mend(file)
+    taken out, so that more can be appended."""
+    records = check_records(file)
+    if file.is_file():
+        with explained(file):
+            _mend(file)
     return records
 
 

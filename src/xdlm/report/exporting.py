@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.files import write_atomic
+from xdlm.files import check_file, write_atomic
 from xdlm.report.blocks import recording_panel
 from xdlm.report.grid import image_grid
 from xdlm.report.html import trajectory_page
@@ -50,17 +50,21 @@ FORMATS: dict[str, Callable[[Recording, str], str | bytes]] = {
 }
 
 
-def check_format(file: Path) -> str:
+def check_target(file: Path) -> None:
+    """That a recording can be written there: before it is made, not after."""
+    _format_of(file)
+    check_file(file)
+
+
+def _format_of(file: Path) -> str:
     """The format that the name of a file asks for."""
     name = file.suffix.removeprefix(".").lower()
     if name not in FORMATS:
-        raise UserError(
-            f"a trajectory is written as {', '.join(f'.{known}' for known in FORMATS)}: '{file}' ends in "
-            f"none of them{did_you_mean(name, FORMATS) if name else ''}"
-        )
+        hint = did_you_mean(file.suffix.lower(), [f".{known}" for known in FORMATS])
+        raise UserError(f"'{file}' does not end as a trajectory does{hint}")
     return name
 
 
 def export(recording: Recording, file: Path, *, title: str) -> None:
     """Write a recording in the format that the name of the file asks for."""
-    write_atomic(file, FORMATS[check_format(file)](recording, title))
+    write_atomic(file, FORMATS[_format_of(file)](recording, title))

@@ -16,8 +16,8 @@ from xdlm.config import RunConfig
 from xdlm.data import EMBEDDED, Rows, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation.judges import NGRAM
-from xdlm.evaluation.records import EvalRecord, append_records
-from xdlm.files import check_writable, explained
+from xdlm.evaluation.records import EvalRecord, append_records, check_records
+from xdlm.files import check_file, explained
 from xdlm.report import tables
 from xdlm.sampling import Filter, SamplerConfig
 
@@ -154,10 +154,10 @@ def keep(file: str | None, *records: EvalRecord) -> None:
 
 
 def check_target(file: str | None) -> None:
+    """That records can be kept there: before anything is measured, not after."""
     if file is not None:
-        if Path(file).is_dir():
-            raise UserError(f"cannot write {file}: it is a folder")
-        check_writable(Path(file).absolute().parent, make=False)
+        check_file(Path(file))
+        check_records(Path(file))
 
 
 def show_table(table: Table, title: str, *remarks: str) -> None:
