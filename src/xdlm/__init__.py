@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xdlm.errors import UserError
-from xdlm.structs import Vocab
 
 if TYPE_CHECKING:
     from xdlm.api import Model, load
+    from xdlm.structs import Vocab
 
 __version__ = "0.1.0"
 __all__ = ["Model", "UserError", "Vocab", "__version__", "load"]
+#: What pulls in torch and more; imported when first asked for, so that `xdlm --help` is there at once.
+_LATE = {"Model": "xdlm.api", "load": "xdlm.api", "Vocab": "xdlm.structs"}
 
 
 def __getattr__(name: str) -> Any:
-    """`load` and `Model` pull in models and tokenizers; import them when first asked for."""
-    if name in ("load", "Model"):
-        from xdlm import api
-
-        return getattr(api, name)
+    if name in _LATE:
+        return getattr(import_module(_LATE[name]), name)
     raise AttributeError(f"module 'xdlm' has no attribute '{name}'")

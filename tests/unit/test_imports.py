@@ -100,8 +100,8 @@ def test_optional_packages_are_imported_late() -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = ("tokenizers", "tyro", "matplotlib", "rich")
-    script = f"import sys, xdlm; print([m for m in {heavy} if m in sys.modules])"
+    heavy = ("torch", "tokenizers", "tyro", "matplotlib", "rich")
+    script = f"import sys, xdlm.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
