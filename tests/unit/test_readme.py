@@ -21,14 +21,14 @@ COMMANDS = [
 ]
 #: Flags that make a command short enough for a test; the command itself stays as printed.
 SHORTER = {
-    "demo": ["--train-steps", "6", "--rows", "4", "--steps", "4"],
+    "demo": ["--train-steps", "6", "--rows", "4", "--steps", "4", "--texts", "2"],
     "sample": ["--steps", "4"],
     "train": ["--train.steps", "4", "--train.eval-every", "4", "--train.eval-rows", "4"],
     "train recipes/cpu-tiny.yaml": ["--data.limit", "2"],
     "bench": ["--repeats", "1", "--warmup", "1", "--sample-repeats", "1", "--steps", "2"],
     "eval ppl": ["--max-rows", "4", "--draws", "1"],
     "eval gen": ["--length", "16"],
-    "eval dynamics": ["--steps", "2", "--draws", "1"],
+    "eval dynamics": ["--steps", "2", "--draws", "1", "--judge", "pocket-judge"],
 }  # fmt: skip
 
 
