@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,7 @@ KeyValueExchange = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Exchange = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True)
 class BackboneConfig:
     """What describes a backbone: a frozen dataclass with a `kind` to be known by. What is said here holds
     for those that say nothing else."""
