@@ -28,7 +28,7 @@ _PACKAGES = {
     "torch": "", "numpy": "", "safetensors": "", "PyYAML": "", "tyro": "", "rich": "",
     "tokenizers": "", "triton": "", "transformers": "text", "datasets": "text", "peft": "text",
     "huggingface-hub": "hub", "pyarrow": "hub",
-    "pillow": "image", "lm-eval": "eval", "torchmetrics": "eval", "mauve-text": "eval",
+    "pillow": "image", "lm-eval": "eval", "mauve-text": "eval",
     "fastapi": "serve", "matplotlib": "log", "tensorboard": "log", "wandb": "wandb",
 }  # fmt: skip
 
