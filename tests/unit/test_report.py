@@ -143,7 +143,7 @@ def test_hostile_text_stays_text(path: Trajectory) -> None:
     # The same elements, whatever the text: nothing broke out of where it was put.
     assert hostile.tags == harmless.tags
     pieces = json.loads(hostile.scripts[0])["pieces"]
-    assert set(pieces) >= {visible(HOSTILE[i]) for i in path.frames[-1].unique().tolist()}
+    assert set(pieces) >= {HOSTILE[i] for i in path.frames[-1].unique().tolist()}
     assert evil in "".join(hostile.text), "shown as it is, placeholders included"
 
 
@@ -167,15 +167,19 @@ def test_page_of_a_run_without_masks_or_steps() -> None:
 
 
 def test_page_parts_fit_together(path: Trajectory) -> None:
-    """Each id that the script asks for is there, and each class that it sets has a style."""
+    """Each id and count that the script asks for is there, and each class that it sets has a style."""
     page = page_of(path)
     reader = Reader(page)
     present = {attributes.get("id") for _, attributes in reader.tags}
     wanted = set(re.findall(r'byId\("([\w-]+)"\)', page))
-    wanted |= {f"count-{look.name}" for look in (*LOOKS.values(), MASK)}
-    assert len(wanted) > 10
+    assert len(wanted) > 6
     assert wanted <= present
+    script = reader.scripts[1]
+    assert re.findall(r"^(?:import|export)\b", script, re.MULTILINE) == [], "its modules are one"
+    names = re.findall(r"^(?:const|let|class|function) (\w+)", script, re.MULTILINE)
+    assert len(names) > 20 and len(set(names)) == len(names), "and share a scope"
     for look in (*LOOKS.values(), MASK):
+        assert f'class="count-{look.name}"' in page
         assert f".{look.name} {{" in page
         assert f"--{look.name}: {look.colour};" in page
 

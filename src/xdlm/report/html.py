@@ -15,10 +15,11 @@ from torch import Tensor
 
 from xdlm.report.colours import LOOKS, MASK
 from xdlm.report.image_tokens import Layout
-from xdlm.report.pieces import visible
 from xdlm.report.recording import Speller
 from xdlm.sampling import Trajectory
 
+#: Modules that are not of one page alone, each behind those that it imports. Their names share a scope.
+_SHARED = ("dom.js", "spelling.js", "run.js", "chart.js", "history.js", "view.js", "player.js")
 _TEXT_HINT = "Point at a token, or tap it, for its history."
 _IMAGE_HINT = "On the left the image, with masks in grey; on the right what the step changed."
 
@@ -40,7 +41,7 @@ def trajectory_page(
             "legend": _legend(),
             "hint": _TEXT_HINT if layout is None else _IMAGE_HINT,
             "style": theme() + _part("page.css"),
-            "script": _part("page.js"),
+            "script": _script(),
             "data": _embeddable(page_data(trajectory, tokenizer, layout)),
         },
     )
@@ -64,12 +65,11 @@ def page_data(
     return {
         "image": None if layout is None else asdict(layout),
         "ids": ids.tolist(),
-        "pieces": [visible(piece) for piece in tokenizer.pieces(ids.tolist())],
+        "pieces": tokenizer.pieces(ids.tolist()),
         "masks": [
             i for i, token_id in enumerate(ids.tolist()) if token_id in trajectory.special_ids
         ],
         "times": [round(time, 6) for time in trajectory.times],
-        "kinds": {int(kind): look.name for kind, look in LOOKS.items()},
         "samples": [
             _sample_data(frames[:, sample], changes[:, sample], probs[:, sample])
             for sample in range(frames.shape[1])
@@ -111,14 +111,25 @@ def _legend() -> str:
     """One entry per kind of change, and one for masks; the script fills in the counts."""
     entries = [(look.name, look.meaning) for look in (*LOOKS.values(), MASK)]
     return "\n".join(
-        f'<li><span class="swatch {name}"></span>{name} <b id="count-{name}"></b>'
+        f'<li><span class="swatch {name}"></span>{name} <b class="count-{name}"></b>'
         f"<small>{escape(meaning)}</small></li>"
         for name, meaning in entries
     )
 
 
+def shared_modules() -> dict[str, bytes]:
+    """What shows and plays a run, for a page that can import it."""
+    return {name: _part(name).encode() for name in _SHARED}
+
+
+def _script() -> str:
+    """All modules as one: a page that stands alone has nowhere to import from."""
+    modules = "\n".join(_part(name) for name in (*_SHARED, "page.js"))
+    return re.sub(r"^(import .*;\n|export )", "", modules, flags=re.MULTILINE)
+
+
 def _part(name: str) -> str:
-    return resources.files("xdlm.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("xdlm.report").joinpath("page", name).read_text(encoding="utf-8")
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

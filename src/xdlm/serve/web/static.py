@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from xdlm.report.html import theme
+from xdlm.report.html import shared_modules, theme
 
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -47,7 +47,7 @@ def page_routes() -> APIRouter:
 def _parts() -> dict[str, bytes]:
     folder = resources.files("xdlm.serve.web").joinpath("page")
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    return {**files, "theme.css": theme().encode()}
+    return {**files, **shared_modules(), "theme.css": theme().encode()}
 
 
 def _file(name: str, content: bytes) -> Response:

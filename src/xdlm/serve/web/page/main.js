@@ -1,12 +1,12 @@
 /** The page: a form, a pane for each model that was chosen, and a player for all of them. */
 import { keep, models } from "./api.js";
-import { closeHistory, element } from "./history.js";
+import { byId, element } from "./dom.js";
+import { closeHistory } from "./history.js";
 import { Pane } from "./pane.js";
 import { Player } from "./player.js";
 import { body, choose, fill, fromFragment, newSeed, read, toFragment } from "./settings.js";
 
 const MOST = 3; // models side by side
-const byId = (id) => document.getElementById(id);
 const form = byId("form");
 const noises = new Map(); // of each model, in words
 const limits = new Map(); // of each model, as far as the server tells
@@ -162,16 +162,7 @@ function onKey(event) {
     form.requestSubmit();
     return;
   }
-  if (event.altKey || event.ctrlKey || event.metaKey) return;
-  if (event.key === "Escape") closeHistory();
-  // Fields and buttons have a use of their own for these keys.
-  if (!player.panes.length || event.target.closest("input, select, textarea, button")) return;
-  const { step, here } = player;
-  const moves = { ArrowLeft: step - 1, ArrowRight: step + 1, Home: 0, End: here };
-  if (event.key === " ") player.toggle();
-  else if (event.key in moves) player.goTo(moves[event.key]);
-  else return;
-  event.preventDefault();
+  player.onKey(event);
 }
 
 form.addEventListener("submit", submit);

@@ -1,17 +1,10 @@
 /** What a position went through, in a box beside its token: one box for the whole page. */
+import { byId, element } from "./dom.js";
 import { percent, quoted } from "./spelling.js";
 
 const ROWS = 12;
-const box = document.getElementById("history");
+const box = byId("history");
 let held = null; // the token whose history is open
-
-export function element(parent, tag, text, className) {
-  const child = document.createElement(tag);
-  if (text !== undefined) child.textContent = text;
-  if (className) child.className = className;
-  parent.append(child);
-  return child;
-}
 
 /** Opens the history of a token; returns it as words, for those who listen. */
 export function openHistory(token, position, events, step) {

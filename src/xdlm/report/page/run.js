@@ -1,4 +1,4 @@
-/** A text on its way: every state, what each step changed, and the history of every position.
+/** A text, or an image, on its way: every state, what each step changed, and the history of every position.
  *
  * A change is [position, text, probability]: the text is null for a mask, the probability null where the
  * token came from the noise.
@@ -17,7 +17,7 @@ export class Run {
     this.counts = []; // of each step: kind -> how many
     this.histories = []; // of each position: {step, text, kind, probability}
     this.times = [];
-    this.steps = 0; // in all, as far as the server knows
+    this.steps = 0; // in all, as far as one knows
     this.open = new Set();
   }
 

@@ -2,10 +2,9 @@
 import { KINDS } from "./run.js";
 
 const HEIGHT = 100;
-const NAMESPACE = "http://www.w3.org/2000/svg";
 
 function draw(chart, tag, attributes) {
-  const shape = document.createElementNS(NAMESPACE, tag);
+  const shape = document.createElementNS(chart.namespaceURI, tag);
   for (const name in attributes) shape.setAttribute(name, attributes[name]);
   chart.append(shape);
 }

@@ -1,6 +1,7 @@
 /** Where in their steps all panes are, and the way through them. */
+import { byId } from "./dom.js";
+import { closeHistory } from "./history.js";
 
-const byId = (id) => document.getElementById(id);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Player {
@@ -30,6 +31,14 @@ export class Player {
     this.step = 0;
     byId("player").hidden = false;
     if (!calm.matches) this.play();
+  }
+
+  /** Runs that are here as a whole. */
+  open(panes, step) {
+    this.pause();
+    this.panes = panes;
+    this.#draw();
+    this.show(step);
   }
 
   /** There is nothing to show any more. */
@@ -69,7 +78,7 @@ export class Player {
 
   play() {
     if (this.finished && this.step === this.here) this.step = 0;
-    const longest = Math.max(1, ...this.panes.map((pane) => pane.body.steps));
+    const longest = Math.max(1, ...this.panes.map((pane) => pane.planned));
     const delay = Math.max(40, Math.min(400, 9000 / longest));
     this.timer = setInterval(() => this.#tick(), delay);
     byId("play").textContent = "Pause";
@@ -81,15 +90,31 @@ export class Player {
     byId("play").textContent = "Play";
   }
 
+  onKey(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Escape") closeHistory();
+    // Fields have a use of their own for these keys, and buttons for some.
+    if (!this.panes.length || event.target.closest("input, select, textarea")) return;
+    const moves = { ArrowLeft: this.step - 1, ArrowRight: this.step + 1, Home: 0, End: this.here };
+    if (event.key === " " && !event.target.closest("button")) this.toggle();
+    else if (event.key in moves) this.goTo(moves[event.key]);
+    else return;
+    event.preventDefault();
+  }
+
   #refresh() {
     cancelAnimationFrame(this.refreshing);
     this.refreshing = null;
     if (!this.panes.length) return;
-    byId("step").max = Math.max(0, ...this.panes.map((pane) => pane.run.steps));
-    for (const pane of this.panes) pane.drawChart();
+    this.#draw();
     // Those who want no motion see the first state, and then the last.
     const wanted = this.finished && this.timer === null && this.step === 0 ? this.here : this.step;
     if (wanted !== this.step || this.step === 0) this.show(wanted);
+  }
+
+  #draw() {
+    byId("step").max = Math.max(0, ...this.panes.map((pane) => pane.run.steps));
+    for (const pane of this.panes) pane.drawChart();
   }
 
   #tick() {
