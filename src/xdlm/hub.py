@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -57,5 +57,5 @@ def push_folder(folder: Path, repository: str, *, private: bool = False) -> str:
         return str(url)
 
 
-def _pushing(situation: str, repository: str):  # type: ignore[no-untyped-def]
+def _pushing(situation: str, repository: str) -> AbstractContextManager[ModuleType]:
     return hub_library(situation, repository, to="push it to", done="pushed to")

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class _DtypeNote:
 class _Notes(pickle.Unpickler):
     """Calls nothing but the two notes above."""
 
-    _known: dict[str, Callable[..., Any]] = {  # noqa: RUF012
+    _known: ClassVar[dict[str, Callable[..., Any]]] = {
         "_reconstruct": lambda *_: _ArrayNote(),
         "ndarray": _ArrayNote,
         "dtype": lambda code, *_: _DtypeNote(code),

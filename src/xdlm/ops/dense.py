@@ -35,18 +35,18 @@ def dense_row_stats(
     def of(hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None) -> RowStats:
         return stats_of_logits(logits(hidden), x, z, log_c, mask_id=mask_id)
 
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    flat = [None if each is None else each.reshape(-1) for each in (x, z, log_c)]
+    shape, rows = x.shape, hidden.reshape(-1, hidden.shape[-1])
+    x, z, log_c = x.reshape(-1), z.reshape(-1), None if log_c is None else log_c.reshape(-1)
     parts = []
     for part in blocks(len(rows), size, block_elements(hidden.device)):
-        given = (rows[part], *(None if each is None else each[part] for each in flat))
+        given = rows[part], x[part], z[part], None if log_c is None else log_c[part]
         if torch.is_grad_enabled():
             parts.append(checkpoint(of, *given, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(of(*given))  # type: ignore[arg-type]
+            parts.append(of(*given))
     if not parts:
-        parts.append(of(rows, *flat))  # type: ignore[arg-type]
-    return RowStats(*(torch.cat(field).view(x.shape) for field in zip(*parts, strict=True)))
+        parts.append(of(rows, x, z, log_c))
+    return RowStats(*(torch.cat(field).view(shape) for field in zip(*parts, strict=True)))
 
 
 def block_elements(device: torch.device) -> int:

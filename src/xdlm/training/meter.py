@@ -85,14 +85,16 @@ class Meter:
 
     def waiting(self, items: Iterable[T]) -> Iterator[T]:
         """The same items; the time until each is there is counted as waiting for data."""
-        iterator, end = iter(items), object()
+        iterator = iter(items)
         while True:
             began = time.perf_counter()
-            item = next(iterator, end)
-            self._waited += time.perf_counter() - began
-            if item is end:
+            try:
+                item = next(iterator)
+            except StopIteration:
                 return
-            yield item  # type: ignore[misc]
+            finally:
+                self._waited += time.perf_counter() - began
+            yield item
 
     def count(self, *, tokens: int, head_rows: int) -> None:
         """What this process has put through the trunk and through the head."""

@@ -73,7 +73,8 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def own_part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor: all of it, if it is not sharded."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def part_like(sharded: Tensor, whole: Tensor) -> Tensor:
