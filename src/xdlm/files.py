@@ -80,15 +80,10 @@ def write_atomic(target: Path, content: str | bytes) -> None:
 def check_writable(folder: Path, *, make: bool = True) -> None:
     """Fail now, not after hours of work, if nothing can be written to `folder`. One that is not there is
     made, or else, to leave nothing behind, the nearest one above it is tried."""
-    there = folder.absolute()
     with explained(folder):
         if make:
-            there.mkdir(parents=True, exist_ok=True)
-        while not there.exists():
-            there = there.parent
-        probe = there / ".write-test"
-        probe.write_bytes(b"")
-        probe.unlink()
+            folder.mkdir(parents=True, exist_ok=True)
+        _try_to_write(folder)
 
 
 def check_file(file: Path) -> None:
@@ -96,7 +91,8 @@ def check_file(file: Path) -> None:
     if file.is_dir():
         raise UserError(f"cannot write {file}: it is a folder")
     if file.is_file() or not file.exists():  # a device or a pipe is written to as it is
-        check_writable(file.absolute().parent, make=False)
+        with explained(file):
+            _try_to_write(file.parent)
 
 
 def sha256_of(file: Path) -> str:
@@ -113,6 +109,15 @@ def explained(target: Path) -> Iterator[None]:
         raise UserError(f"cannot write {target}: a file stands where a folder is needed") from error
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _try_to_write(folder: Path) -> None:
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    probe = there / ".write-test"
+    probe.write_bytes(b"")
+    probe.unlink(missing_ok=True)  # another process may have tried the same
 
 
 def _sync(path: Path) -> None:

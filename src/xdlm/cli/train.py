@@ -14,6 +14,7 @@ from xdlm.config import DataConfig, RunConfig, load_config
 from xdlm.data import Rows, load_images, load_pairs, load_rows
 from xdlm.errors import UserError
 from xdlm.evaluation import likelihood
+from xdlm.files import check_writable
 from xdlm.tokens import Codes, ImageTokenizer, Tokenizer
 from xdlm.training.curves import check_curves
 from xdlm.training.device import pick_device
@@ -65,6 +66,7 @@ def run(arguments: list[str]) -> None:
     config = RunConfig(**{name: getattr(options, name) for name in sections})
     config.refuse_idle()
     check_curves(config.train)
+    check_writable(Path(config.train.out), make=False)
     with join_world() as world:
         out = Path(config.train.out)
         again = world.any(started_again(out))
