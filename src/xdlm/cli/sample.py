@@ -120,20 +120,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm sample", description=_DESCRIPTION)
-    fixed = options.prompt or options.stop or (options.length, options.new_tokens) != (None, None)
-    if options.template is not None and fixed:
-        raise UserError(
-            "--template fixes prompt and length itself; leave --prompt, --length, --new-tokens and "
-            "--stop out"
-        )
-    if options.template is None and (options.forced or options.blank):
-        raise UserError("--forced and --blank are about the holes of a --template")
-    if options.trajectory is not None:
-        from xdlm.report.exporting import check_target
-
-        check_target(Path(options.trajectory))
-    if options.json is not None:
-        check_file(Path(options.json))
+    _check(options)
     with waiting(f"reading {options.model}"):
         model = load(
             options.model, device=options.device, weights=options.weights,
@@ -141,27 +128,7 @@ def run(arguments: list[str]) -> None:
         )  # fmt: skip
     model = model if options.k is None else model.mixed(options.k)
     result = _draw(model, options)
-    # Files first: a bad path should not come after a screenful of text.
-    if options.trajectory is not None and result.trajectory is not None:
-        from xdlm.report.exporting import export
-        from xdlm.report.recording import Recording, run_details
-
-        details = run_details(
-            options.model, model, _config(model, options), seed=options.seed, nfe=result.nfe
-        )  # fmt: skip
-        recording = Recording.of(result.trajectory, model.tokenizer, details)
-        export(recording, Path(options.trajectory), title="How the text came about")
-    if options.json is not None:
-        record = {
-            **provenance(model),
-            **{field: getattr(options, field) for field in _RECORDED},
-            **_settings(model, options),
-            "nfe": result.nfe,
-            "stopped": result.stopped,
-            "text": result.text,
-            "tokens": result.tokens.tolist(),
-        }
-        write_json(Path(options.json), record)
+    _save(model, options, result)  # first: a full disk should not come after a screenful of text
     if options.show and result.trajectory is not None:
         from xdlm.report import trajectory_panel
 
@@ -176,6 +143,48 @@ def run(arguments: list[str]) -> None:
         f"{ended}",
         style="dim", highlight=False, markup=False,
     )  # fmt: skip
+
+
+def _check(options: Options) -> None:
+    """What needs no model to be seen."""
+    fixed = options.prompt or options.stop or (options.length, options.new_tokens) != (None, None)
+    if options.template is not None and fixed:
+        raise UserError(
+            "--template fixes prompt and length itself; leave --prompt, --length, --new-tokens and "
+            "--stop out"
+        )
+    if options.template is None and (options.forced or options.blank):
+        raise UserError("--forced and --blank are about the holes of a --template")
+    if options.trajectory is not None:
+        from xdlm.report.exporting import check_target
+
+        check_target(Path(options.trajectory))
+    if options.json is not None:
+        check_file(Path(options.json))
+
+
+def _save(model: Model, options: Options, result: TextSample) -> None:
+    """The files that were asked for."""
+    if options.trajectory is not None and result.trajectory is not None:
+        from xdlm.report.exporting import export
+        from xdlm.report.recording import Recording, run_details
+
+        details = run_details(
+            options.model, model, _config(model, options), seed=options.seed, nfe=result.nfe
+        )
+        recording = Recording.of(result.trajectory, model.tokenizer, details)
+        export(recording, Path(options.trajectory), title="How the text came about")
+    if options.json is not None:
+        record = {
+            **provenance(model),
+            **{field: getattr(options, field) for field in _RECORDED},
+            **_settings(model, options),
+            "nfe": result.nfe,
+            "stopped": result.stopped,
+            "text": result.text,
+            "tokens": result.tokens.tolist(),
+        }
+        write_json(Path(options.json), record)
 
 
 def _how(options: Options) -> How:
