@@ -152,6 +152,7 @@ def test_usage_lists_every_verb(capsys) -> None:
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, says) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDLM_DATA", raising=False)
     (tmp_path / "here").write_text("a text\n")
     assert says in complaint(capsys, *arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["here"], "nothing half-written"

@@ -290,7 +290,7 @@ def test_transitions_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     main([
         "eval", "gen", "--steps", "3", "--n", "3", "--length", "16", "--device", "cpu", "--k", "0.5",
-        "--transitions", "--records", str(file),
+        "--transitions", "--judge", "pocket-judge", "--records", str(file),
     ])  # fmt: skip
     (found,) = (r for r in read_records(file) if r.metric == "transitions")
     path = load("pocket", device="cpu").mixed(0.5).sample(3, steps=3, length=16).trajectory

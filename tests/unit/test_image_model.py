@@ -277,7 +277,7 @@ def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture)
         ("--label", "7"): "labels must lie in 0..2, got 7",
         ("--frames", "1"): "--frames 2",
         ("--steps", "0"): "at least 1 step",
-        ("--trajectory", "film.mp4"): "ends in none of them",
+        ("--trajectory", "film.mp4"): "does not end as a trajectory does",
     }.items():
         with pytest.raises(SystemExit) as stop:
             main(["paint", "--model", str(folder / "run"), "--device", "cpu", *flags])

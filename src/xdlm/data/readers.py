@@ -92,8 +92,10 @@ def string_in(record: Any, fields: tuple[str, ...], where: str) -> str:
     if text is None:
         expected = " or ".join(f"'{name}'" for name in fields)
         raise UserError(f"{where}: expected a string field {expected}")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{where}: the text holds half a character (a surrogate)")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: the text holds half a character (a surrogate)") from error
     return text
 
 
