@@ -278,6 +278,7 @@ def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture)
         ("--frames", "1"): "--frames 2",
         ("--steps", "0"): "at least 1 step",
         ("--trajectory", "film.mp4"): "does not end as a trajectory does",
+        ("--out", "."): "it is a folder",
     }.items():
         with pytest.raises(SystemExit) as stop:
             main(["paint", "--model", str(folder / "run"), "--device", "cpu", *flags])

@@ -16,7 +16,7 @@ from xdlm.config import RunConfig
 from xdlm.data.cifar import CLASSES
 from xdlm.data.image_rows import CIFAR
 from xdlm.errors import UserError
-from xdlm.files import write_atomic
+from xdlm.files import check_file, write_atomic
 from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
 from xdlm.report.captions import captioned
 from xdlm.report.colours import LOOKS
@@ -126,6 +126,9 @@ def _checked(options: Options) -> SamplerConfig:
         raise UserError("--model needs at least one folder")
     if options.trajectory is not None:
         check_target(Path(options.trajectory))
+    for picture in (options.out, options.strip):
+        if picture is not None:
+            check_file(Path(picture))
     if min(options.columns, options.zoom, options.batch) < 1 or options.frames < 2:
         raise UserError("--columns, --zoom and --batch must be at least 1, and --frames 2")
     return SamplerConfig(
