@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import Tensor
 
 from xdlm.api import Model, load
-from xdlm.cli.options import parse
+from xdlm.cli.options import check_seed, parse
 from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
 from xdlm.report import frame_text
@@ -82,6 +82,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm chat", description=_DESCRIPTION)
+    check_seed(options.seed)
     with waiting(f"reading {options.model}"):
         model = load(
             options.model, device=options.device, weights=options.weights,

@@ -124,7 +124,7 @@ def xdlm(log: Path, *words: str) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     print(" ".join(["$ xdlm", *words, f"(-> {log})"]), flush=True)  # in one piece: others speak too
-    with log.open("a") as stream:
+    with log.open("a", encoding="utf-8") as stream:
         done = subprocess.run(
             [sys.executable, "-m", "xdlm.cli.main", *words],
             stdout=stream,
@@ -133,7 +133,9 @@ def xdlm(log: Path, *words: str) -> None:
         )
     print(f"{log.stem}: {time.monotonic() - began:.0f} s, exit code {done.returncode}", flush=True)
     if done.returncode:
-        sys.exit(f"{log.stem} failed: {log.read_text().splitlines()[-1:]}")
+        sys.exit(
+            f"{log.stem} failed: {log.read_text(encoding='utf-8', errors='replace').splitlines()[-1:]}"
+        )
 
 
 def lane_options(description: str, runs: Mapping[str, Path], out: Path) -> argparse.ArgumentParser:

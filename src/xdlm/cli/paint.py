@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xdlm.cli.options import parse
+from xdlm.cli.options import check_seed, parse
 from xdlm.cli.progress import console, progress
 from xdlm.config import RunConfig
 from xdlm.data.cifar import CLASSES
@@ -124,6 +124,7 @@ def run(arguments: list[str]) -> None:
 def _checked(options: Options) -> SamplerConfig:
     if not options.model:
         raise UserError("--model needs at least one folder")
+    check_seed(options.seed)
     if options.trajectory is not None:
         check_target(Path(options.trajectory))
     for picture in (options.out, options.strip):

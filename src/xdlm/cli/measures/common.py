@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model, load
+from xdlm.cli.options import check_seed
 from xdlm.cli.progress import progress, waiting
 from xdlm.config import RunConfig
 from xdlm.data import EMBEDDED, Rows, load_rows
@@ -81,8 +82,7 @@ class Writing:
 
 def check_settings(options: Running) -> None:
     """Numbers that cannot be, before anything is opened or written."""
-    if not 0 <= options.seed < 2**31:
-        raise UserError(f"--seed must lie in 0..2^31-1, got {options.seed}")
+    check_seed(options.seed)
     if options.length is not None and not 1 <= options.length <= MAX_LENGTH:
         raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
     if isinstance(options, Reading):

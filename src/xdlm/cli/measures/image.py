@@ -12,7 +12,7 @@ import torch
 from rich.table import Table
 
 from xdlm.cli.measures.common import check_target, keep, show_table, with_error
-from xdlm.cli.options import parse
+from xdlm.cli.options import check_seed, parse
 from xdlm.cli.progress import progress
 from xdlm.data import load_images
 from xdlm.errors import UserError
@@ -224,8 +224,7 @@ def _samplers(options: Options) -> list[SamplerConfig]:
         raise UserError("--steps and --guidance need at least one number each")
     if not 4 <= options.n <= MAX_IMAGES or options.batch < 1:
         raise UserError(f"--n must lie in 4..{MAX_IMAGES:,} and --batch be at least 1")
-    if not 0 <= options.seed < 2**31:
-        raise UserError(f"--seed must lie in 0..2^31-1, got {options.seed}")
+    check_seed(options.seed)
     return [
         SamplerConfig(
             steps, Filter(options.temperature, options.top_p),
