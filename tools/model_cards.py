@@ -2,9 +2,9 @@
 
 Usage::
 
-    xdlm eval ppl --model pocket-xdlm --records results/pocket.jsonl
-    xdlm eval gen --model pocket-xdlm --judge pocket-judge --n 48 --steps 4 8 16 64 \\
-        --records results/pocket.jsonl
+    xdlm eval ppl --model pocket-xdlm --draws 2 --row-nats --records results/pocket.jsonl
+    xdlm eval gen --model pocket-xdlm --judge pocket-judge models/SmolLM2-135M-Instruct \\
+        --steps 4 8 16 64 --n 256 256 256 128 --records results/pocket.jsonl
     python tools/model_cards.py
 
 The same for the other three (the judge has a perplexity alone). Every figure on a card is of a record.
@@ -13,7 +13,7 @@ The same for the other three (the judge has a perplexity alone). Every figure on
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from xdlm.api import load
@@ -94,24 +94,38 @@ def _measured(name: str, records: Sequence[EvalRecord]) -> list[str]:
         f"{bits:.3f} bits per character ({ppl.details['tokens']:,.0f} tokens, {ppl.draws} draws, seed "
         f"{ppl.seed}, {ppl.device}, {ppl.dtype}, commit {ppl.commit}).",
     ]
-    judged = [r for r in own if r.metric == "gen_ppl" and r.judge == "pocket-judge"]
+    judged = {(r.steps, r.judge): r for r in own if r.metric == "gen_ppl"}
     if not judged:
         return lines
+    judges = sorted({str(r.judge) for r in judged.values()}, reverse=True)
     entropy = {r.steps: r for r in own if r.metric == "entropy"}
     rows = [
-        [f"{r.steps}", f"{r.nfe:.0f}", with_error(r.value, r.stderr, 1),
-         with_error(entropy[r.steps].value, entropy[r.steps].stderr, 3)]
-        for r in judged
+        [f"{steps}", f"{one.n}", f"{judged[steps, judges[0]].nfe:.0f}",
+         *(with_error(judged[steps, judge].value, judged[steps, judge].stderr, 1) for judge in judges),
+         with_error(one.value, one.stderr, 3)]
+        for steps, one in entropy.items()
     ]  # fmt: skip
-    real = next(r for r in own if r.metric == "real_ppl" and r.judge == "pocket-judge")
+    real = {r.judge: with_error(r.value, r.stderr, 1) for r in own if r.metric == "real_ppl"}
+    columns = [
+        "steps",
+        "texts",
+        "forward passes",
+        *(f"perplexity, {j}" for j in judges),
+        "entropy, nats",
+    ]
     return [
         *lines,
         "",
-        f"Generated text under `pocket-judge` ({judged[0].n} texts, seed {judged[0].seed}; real text: "
-        f"{with_error(real.value, real.stderr, 1)}):",
+        f"Generated text under {len(judges)} judges (seed {one_seed(judged.values())}; real text: "
+        f"{', '.join(f'{real[judge]} for {judge}' for judge in judges)}):",
         "",
-        markdown_table(["steps", "forward passes", "judge's perplexity", "entropy, nats"], rows),
+        markdown_table(columns, rows),
     ]
+
+
+def one_seed(records: Iterable[EvalRecord]) -> int:
+    (seed,) = {record.seed for record in records}
+    return seed
 
 
 def _use(kind: str) -> list[str]:
