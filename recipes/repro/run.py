@@ -8,8 +8,9 @@ Text is looked for in the folder that XDLM_DATA names (or data/): enwiki2014/*.j
 zero-shot sets. With --lanes 2 two runs share the GPU, so that one computes while the other starts; a run is
 measured as soon as it is done, beside those that still train. What is left of the minutes is shared among
 the runs that have steps left. Called again, it goes on where it stopped, and measures only what it has not.
-A budget can be spent in pieces, on one machine or another: what runs/repro/kept holds is all that a later
-piece needs of an earlier one. Results are records (JSON lines) under --out, logs are in runs/repro/logs.
+A budget can be spent in pieces, on one machine or another: of an earlier piece a later one needs the judge
+in runs/repro/kept, and what is adapted the run that it starts from. Results are records (JSON lines) under
+--out, logs are in runs/repro/logs.
 """
 
 from __future__ import annotations

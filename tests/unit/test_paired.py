@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from xdlm import load
+from xdlm import UserError, load
 from xdlm.evaluation.perplexity import measure_perplexity, plan_perplexity
 from xdlm.evaluation.records import append_records, measurement, read_records
+from xdlm.report.study.collection import collect
 from xdlm.report.study.verdict import Estimate, below, difference, estimate, mean_of
 
 TEXT = ["It was a dark and stormy night; the rain fell in torrents, except now and then. " * 40]
@@ -54,22 +56,33 @@ def test_records_keep_the_rows_that_are_asked_for(tmp_path: Path) -> None:
     for name in ("pocket-mdlm", "pocket-udlm"):
         model = load(name, device="cpu")
         rows = model.pack(TEXT)
-        plan = plan_perplexity(model, name, "a night", rows, draws=2)
+        plan = plan_perplexity(model, name, "a night", rows, draws=2, max_rows=len(rows))
         with_rows, plain = (
             measure_perplexity(model, plan, rows, row_nats=asked) for asked in (True, False)
         )
         assert plain.row_nats is None and with_rows.row_nats is not None
         assert measurement(plain) == measurement(with_rows)
-        whole = rows.length * len(with_rows.row_nats)
-        if whole == plain.details["tokens"]:
-            mean = sum(with_rows.row_nats) / whole
-            assert mean == pytest.approx(plain.details["nats_per_token"], abs=1e-5)
+        mean = sum(with_rows.row_nats) / (rows.length * len(rows))
+        assert mean == pytest.approx(plain.details["nats_per_token"], abs=1e-5)
         append_records(tmp_path / f"{name}.jsonl", [with_rows])
         assert read_records(tmp_path / f"{name}.jsonl") == [with_rows]
         found.append(estimate(with_rows))
     apart = difference(found[1], found[0])
     assert apart.stderr < math.hypot(found[0].stderr, found[1].stderr)
     assert "standard errors" in below("a", found[0], "b", found[1]).words
+
+
+def test_other_seeds_have_rows_in_another_order() -> None:
+    model = load("pocket-mdlm", device="cpu")
+    plan = plan_perplexity(model, "a", "a night", model.pack(TEXT))
+    one = replace(plan, value=9.0, stderr=1.0, row_nats=[1.0, 2.0, 4.0], details={"tokens": 9.0})
+    uniform = plan_perplexity(load("pocket-udlm", device="cpu"), "b", "a night", model.pack(TEXT))
+    other = replace(one, model="b", config=uniform.config)
+    assert all(e.shares for e in collect([one, other]).perplexities("a night").values())
+    unlike = collect([one, replace(other, seed=1)]).perplexities("a night")
+    assert len(unlike) == 2 and not any(e.shares for e in unlike.values())
+    averaged = collect([one, replace(one, seed=1), other]).perplexities("a night")
+    assert not averaged["MDLM"].shares
 
 
 def test_rows_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
@@ -80,5 +93,5 @@ def test_rows_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     line = (tmp_path / "r.jsonl").read_text().rstrip()[:-1]
     assert "row_nats" not in line
     (tmp_path / "r.jsonl").write_text(f'{line}, "row_nats": [1.0, "2"]}}\n')
-    with pytest.raises(Exception, match="row_nats cannot be"):
+    with pytest.raises(UserError, match="row_nats cannot be"):
         read_records(tmp_path / "r.jsonl")

@@ -118,12 +118,14 @@ class Study:
         return [one for record in records for one in self._groups[_unseeded(record)]]
 
     def perplexities(self, data: str | None) -> dict[str, Estimate]:
-        found = {method_of(r): estimate(r) for r in self.of("ppl", data=data)}
+        found = {method_of(r): estimate(r) for r in _row_by_row(self.of("ppl", data=data))}
         if data != ZERO_SHOT_MEAN:
             return found
-        sets = grid((r for r in self.of("ppl") if r.data in ZERO_SHOT), lambda r: str(r.data))
+        read = _row_by_row([r for r in self.of("ppl") if r.data in ZERO_SHOT])
+        sets = grid(read, lambda r: str(r.data))
+        # In one order for all methods, since rows are compared with rows of the same text.
         return {
-            method: mean_of(list(sets.get(method, {}).values()), mean)
+            method: mean_of([cell for _, cell in sorted(sets.get(method, {}).items())], mean)
             for method, mean in found.items()
         }
 
@@ -239,15 +241,15 @@ def _mean(records: Sequence[EvalRecord]) -> EvalRecord:
     return dataclasses.replace(
         records[0], value=value if math.isfinite(value) else None, stderr=error / n,
         details={name: sum(r.details.get(name, 0.0) for r in records) / n for name in names},
-        row_nats=_mean_rows([r.row_nats for r in records]),
+        row_nats=None,
     )  # fmt: skip
 
 
-def _mean_rows(rows: Sequence[list[float] | None]) -> list[float] | None:
-    kept = [own for own in rows if own is not None]
-    if len(kept) < len(rows) or len({len(own) for own in kept}) > 1:
-        return None
-    return [sum(own) / len(kept) for own in zip(*kept, strict=True)]
+def _row_by_row(records: list[EvalRecord]) -> list[EvalRecord]:
+    """What each row came to is left out where seeds differ, since rows are then in other orders."""
+    if len({r.seed for r in records}) == 1:
+        return records
+    return [replace(r, row_nats=None) for r in records]
 
 
 def _ordered(methods: Iterable[str]) -> list[str]:
