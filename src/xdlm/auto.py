@@ -25,6 +25,12 @@ from xdlm.models import Denoiser, LladaConfig, build_denoiser, run_trunk
 from xdlm.training.folders import llada_config
 from xdlm.training.note import ENTRY, read_backbone
 
+try:
+    import transformers
+    from transformers.modeling_outputs import MaskedLMOutput
+except ImportError as error:
+    raise UserError("xdlm.auto needs transformers: install xdlm[text]") from error
+
 
 def _denoiser_of(tree: Mapping[str, Any]) -> Denoiser:
     """With fresh weights, of the shape that a config.json describes."""
@@ -36,81 +42,73 @@ def _denoiser_of(tree: Mapping[str, Any]) -> Denoiser:
     return build_denoiser(backbone, tree["vocab_size"], causal=causal)
 
 
-def _register() -> tuple[Any, Any, Any]:
-    """The classes, made here since their bases are imported when they are needed."""
-    try:
-        import transformers
-        from transformers.modeling_outputs import MaskedLMOutput
-    except ImportError as error:
-        raise UserError("xdlm.auto needs transformers: install xdlm[text]") from error
+class LladaHubConfig(transformers.PreTrainedConfig):
+    """All keys of a published config.json, as they are."""
 
-    class LladaHubConfig(transformers.PreTrainedConfig):
-        """All keys of a published config.json, as they are."""
-
-        model_type = LladaConfig.kind
-
-    class XdlmHubConfig(transformers.PreTrainedConfig):
-        model_type = ENTRY
-
-    class XdlmForMaskedLM(transformers.PreTrainedModel):
-        """A `Denoiser`, its layers under their own names."""
-
-        denoiser: Denoiser
-        config_class: Any = XdlmHubConfig
-        base_model_prefix = ""
-        _no_split_modules = ["Block"]  # noqa: RUF012 (as the base class has it)
-
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            denoiser = _denoiser_of(config.to_dict())
-            # Kept out of the modules: the layers are this model's own, and stand in its state once.
-            object.__setattr__(self, "denoiser", denoiser)
-            for name, child in denoiser.named_children():
-                setattr(self, name, child)
-            self.post_init()
-
-        def _init_weights(self, module: Any) -> None:
-            """They come with their own."""
-
-        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-            self.denoiser._apply(fn, recurse)
-            return self
-
-        def train(self, mode: bool = True) -> Any:
-            self.denoiser.train(mode)
-            return super().train(mode)
-
-        def forward(
-            self,
-            input_ids: Tensor,
-            attention_mask: Tensor | None = None,
-            times: Tensor | None = None,
-            labels: Tensor | None = None,
-            **unused: Any,
-        ) -> Any:
-            """Logits of the clean tokens. `times` [B] are those of the noise, for a model that is told
-            them; where `attention_mask` [B, L] is 0 there is no token."""
-            if labels is not None:
-                raise UserError("a loss needs the noise too: see xdlm.objective, or xdlm train")
-            padding = None if attention_mask is None else attention_mask == 0
-            if padding is not None and not bool(padding.any()):
-                padding = None
-            if padding is not None and not self.denoiser.takes_padding:
-                raise UserError("this model takes no padding: give it rows of one length")
-            if times is None:
-                times = torch.zeros(len(input_ids), device=input_ids.device)
-            hidden = run_trunk(self.denoiser, input_ids, times, None, padding)
-            logits: Any = self.denoiser.head(hidden)
-            return MaskedLMOutput(logits=logits)
-
-    class LladaForMaskedLM(XdlmForMaskedLM):
-        config_class = LladaHubConfig
-
-    for config, model in ((XdlmHubConfig, XdlmForMaskedLM), (LladaHubConfig, LladaForMaskedLM)):
-        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-        for auto in (transformers.AutoModel, transformers.AutoModelForMaskedLM):
-            auto.register(config, model, exist_ok=True)
-    return XdlmForMaskedLM, LladaForMaskedLM, XdlmHubConfig
+    model_type = LladaConfig.kind
 
 
-XdlmForMaskedLM, LladaForMaskedLM, XdlmHubConfig = _register()
+class XdlmHubConfig(transformers.PreTrainedConfig):
+    model_type = ENTRY
+
+
+class XdlmForMaskedLM(transformers.PreTrainedModel):
+    """A `Denoiser`, its layers under their own names."""
+
+    denoiser: Denoiser
+    config_class: Any = XdlmHubConfig
+    base_model_prefix = ""
+    _no_split_modules = ["Block"]  # noqa: RUF012 (as the base class has it)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        denoiser = _denoiser_of(config.to_dict())
+        # Kept out of the modules: the layers are this model's own, and stand in its state once.
+        object.__setattr__(self, "denoiser", denoiser)
+        for name, child in denoiser.named_children():
+            setattr(self, name, child)
+        self.post_init()
+
+    def _init_weights(self, module: Any) -> None:
+        """They come with their own."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self.denoiser._apply(fn, recurse)
+        return self
+
+    def train(self, mode: bool = True) -> Any:
+        self.denoiser.train(mode)
+        return super().train(mode)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        times: Tensor | None = None,
+        labels: Tensor | None = None,
+        **unused: Any,
+    ) -> Any:
+        """Logits of the clean tokens. `times` [B] are those of the noise, for a model that is told
+        them; where `attention_mask` [B, L] is 0 there is no token."""
+        if labels is not None:
+            raise UserError("a loss needs the noise too: see xdlm.objective, or xdlm train")
+        padding = None if attention_mask is None else attention_mask == 0
+        if padding is not None and not bool(padding.any()):
+            padding = None
+        if padding is not None and not self.denoiser.takes_padding:
+            raise UserError("this model takes no padding: give it rows of one length")
+        if times is None:
+            times = torch.zeros(len(input_ids), device=input_ids.device)
+        hidden = run_trunk(self.denoiser, input_ids, times, None, padding)
+        logits: Any = self.denoiser.head(hidden)
+        return MaskedLMOutput(logits=logits)
+
+
+class LladaForMaskedLM(XdlmForMaskedLM):
+    config_class = LladaHubConfig
+
+
+for _config, _model in ((XdlmHubConfig, XdlmForMaskedLM), (LladaHubConfig, LladaForMaskedLM)):
+    transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    for _auto in (transformers.AutoModel, transformers.AutoModelForMaskedLM):
+        _auto.register(_config, _model, exist_ok=True)
