@@ -217,7 +217,7 @@ def test_training_with_fused_and_eager_ends_alike() -> None:
     for impl in ("fused", "eager"):
         torch.manual_seed(0)
         model = DiT(DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.0), 31).cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loss = DiffusionLoss(process, impl=impl, kept_rows=0.1)
         history = []
         for step in range(200):
@@ -229,4 +229,4 @@ def test_training_with_fused_and_eager_ends_alike() -> None:
             optimizer.zero_grad()
             history.append(float(sums.elbo) / batch.tokens.numel())
         ends[impl] = sum(history[-50:]) / 50
-    assert abs(ends["fused"] - ends["eager"]) < 0.05 * ends["eager"]
+    assert abs(ends["fused"] - ends["eager"]) < 0.03 * ends["eager"]
