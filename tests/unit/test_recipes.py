@@ -54,13 +54,8 @@ def test_the_reproduction_compares_noise_alone() -> None:
     assert (judge.model, judge.data) == (one.model, one.data)
     for method, config in found.items():
         assert config.process == recipe("owt", method, twin=False).process
-        assert config.loss.weighting == ("dynamic" if method == "gidd" else "elbo")
-        same = replace(
-            config,
-            process=one.process,
-            loss=one.loss,
-            train=replace(config.train, out=one.train.out),
-        )
+        assert config.loss.weighting == "dynamic"
+        same = replace(config, process=one.process, train=replace(config.train, out=one.train.out))
         assert same == one
     folders = {config.train.out for config in (judge, *found.values())}
     assert len(folders) == len(found) + 1
@@ -179,7 +174,7 @@ def test_adaptation_differs_in_noise_alone() -> None:
     assert replace(ours, process=control.process, train=out) == control
     start = load_config(RECIPES / "repro" / "mdlm.yaml")
     assert control.train.start == start.train.out and control.process == start.process
-    assert control.model == start.model and control.data == start.data
+    assert (control.model, control.data, control.loss) == (start.model, start.data, start.loss)
 
 
 @pytest.mark.parametrize(("corpus", "method"), TWINS)
