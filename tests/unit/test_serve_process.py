@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,25 @@ def test_a_server_that_cannot_start_says_why(capsys, arguments: list[str], says:
         main(["serve", *arguments])
     said = capsys.readouterr().err
     assert stop.value.code == 2 and says in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--model", "nowhere"], ["--host", "203.0.113.9"]])
+def test_a_server_that_cannot_start_leaves_no_socket_open(
+    capsys, monkeypatch, arguments: list[str]
+) -> None:
+    from xdlm.cli.main import main
+
+    made: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *how) -> None:
+            super().__init__(*how)
+            made.append(self)
+
+    monkeypatch.setattr(socket, "socket", Noted)
+    with pytest.raises(SystemExit):
+        main(["serve", "--port", "0", *arguments])
+    assert made and all(each.fileno() == -1 for each in made)
 
 
 def test_sigterm_finishes_what_was_begun() -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from xdlm.api import load
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
+
+if TYPE_CHECKING:
+    from xdlm.serve.service import Service
 
 _DESCRIPTION = """Serve models over HTTP: a page to watch them write, OpenAI-style completions, infilling.
 
@@ -80,13 +85,20 @@ def run(arguments: list[str]) -> None:
         raise UserError(
             f"serving needs fastapi and uvicorn: pip install 'xdlm[serve]' ({error})"
         ) from error
-    from xdlm.serve.engine import Limits
-    from xdlm.serve.service import Bounds, Served, Service
-
     key = os.environ.get("XDLM_API_KEY") if options.api_key is None else options.api_key
     if key == "":
         raise UserError("the API key is empty")
-    listener = bind(options.host, options.port)
+    with bind(options.host, options.port) as listener:  # before models, which take their time
+        service = _service(options)
+        app = make_app(service, key=key, max_body=options.max_body, origins=options.cors_origin)
+        ready = partial(_say_where, options.model, *listener.getsockname()[:2])
+        serve(app, service, listener, drain=options.drain, ready=ready)
+
+
+def _service(options: Options) -> Service:
+    from xdlm.serve.engine import Limits
+    from xdlm.serve.service import Bounds, Served, Service
+
     with waiting(f"reading {', '.join(options.model)}"):
         models = {
             name: load(
@@ -98,21 +110,18 @@ def run(arguments: list[str]) -> None:
         options.max_length, options.max_steps, options.max_n, options.timeout, options.max_score
     )
     limits = Limits(options.max_active, options.max_waiting)
-    service = Service(
+    return Service(
         [Served.start(name, m, bounds, limits, options.max_batch) for name, m in models.items()],
         bounds,
     )
-    app = make_app(service, key=key, max_body=options.max_body, origins=options.cors_origin)
-    host, port = listener.getsockname()[:2]
+
+
+def _say_where(models: Sequence[str], host: str, port: int) -> None:
     shown = f"[{host}]" if ":" in host else host
-
-    def ready() -> None:
-        console().print(
-            f"{', '.join(models)}: http://{shown}:{port} (Ctrl-C stops)",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
-
-    serve(app, service, listener, drain=options.drain, ready=ready)
+    console().print(
+        f"{', '.join(models)}: http://{shown}:{port} (Ctrl-C stops)",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _check(options: Options) -> None:

@@ -64,8 +64,12 @@ def bind(host: str, port: int) -> socket.socket:
         # asyncio sends small packets at once (TCP_NODELAY) only where the protocol is named: an answer
         # would wait 40 ms for an acknowledgement.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except BaseException:
+            listener.close()
+            raise
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
     return listener
