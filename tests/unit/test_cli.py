@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from xdlm.cli.eval import MEASURES
 from xdlm.cli.main import VERBS, main
@@ -18,6 +19,9 @@ from xdlm.evaluation.records import read_records
 
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "recipes" / "cpu-tiny.yaml")
+#: What would be complained of too, if it were looked at.
+UNREAD = ("--data.train", "nowhere", "--data.tokenizer", "nowhere", "--train.out", "here")
+NO_SUCH_GPU = "no device 'cuda:256'" if torch.cuda.is_available() else "no CUDA device here"
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -143,7 +147,10 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["train", RECIPE, "--data.train", "nowhere"], "no such file"),
         (["train", RECIPE, "--data.tokenizer", "nowhere"], "no tokenizer at"),
         (["train", RECIPE, "--train.out", "here"], "cannot write here: a file stands where"),
-        (["train", RECIPE, "--train.device", "tpu"], "unknown device"),
+        (["train", RECIPE, *UNREAD, "--train.device", "tpu"], "unknown device 'tpu'; use auto"),
+        (["train", RECIPE, *UNREAD, "--train.device", "cuda:007"], "unknown device 'cuda:007'"),
+        (["train", RECIPE, *UNREAD, "--train.device", "cuda:256"], NO_SUCH_GPU),
+        (["codec", "--out", "x", "--data", "nowhere", "--device", "tpu"], "unknown device"),
         (["train", "here"], "here: expected a mapping, got 'a text'"),
         (["train", "."], "cannot read .: Is a directory"),
         (["tokenizer", "--out", "/proc/nothing"], "cannot write"),

@@ -56,6 +56,7 @@ def run(arguments: list[str]) -> None:
     check_writable(out, make=False)
     if options.side % options.shape.shrink:
         raise UserError(f"--side must be a multiple of {options.shape.shrink}, got {options.side}")
+    device = pick_device(options.device)
     with progress(f"reading {options.data}") as show:
         rows = load_images(
             options.data, Pixels(options.side), mirrored=True, limit=options.limit, on_progress=show
@@ -70,7 +71,7 @@ def run(arguments: list[str]) -> None:
 
         codec = train_codec(
             rows, options.shape, steps=options.steps, batch=options.batch, lr=options.lr,
-            seed=options.seed, device=pick_device(options.device), on_step=note,
+            seed=options.seed, device=device, on_step=note,
         )  # fmt: skip
     save_codec(codec, out)
     cells = (options.side // options.shape.shrink) ** 2

@@ -17,7 +17,7 @@ from xdlm.evaluation import likelihood
 from xdlm.files import check_writable
 from xdlm.tokens import Codes, ImageTokenizer, Tokenizer
 from xdlm.training.curves import check_curves
-from xdlm.training.device import pick_device
+from xdlm.training.device import pick_own_device
 from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.trainer import Trainer, find_resume
 
@@ -65,6 +65,7 @@ def run(arguments: list[str]) -> None:
         raise UserError("which recipe? for example: xdlm train recipes/cpu-tiny.yaml")
     config = RunConfig(**{name: getattr(options, name) for name in sections})
     config.refuse_idle()
+    pick_own_device(config.train.device)  # complain before anything is read
     check_curves(config.train)
     check_writable(Path(config.train.out), make=False)
     with join_world() as world:
@@ -86,7 +87,7 @@ def make_trainer(config: RunConfig, tokenizer: Tokenizer, world: World | None = 
     """Read and pack the data, and put validation and training together."""
     data = config.data
     if isinstance(tokenizer, Codes):
-        tokenizer.to(pick_device(config.train.device))
+        tokenizer.to(pick_own_device(config.train.device))
     rows = _training_rows(tokenizer, data)
     if data.val is None or config.train.eval_every == 0:
         return Trainer(config, tokenizer, rows, world=world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 
@@ -21,16 +22,27 @@ def pick_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    found = re.fullmatch(r"cpu|cuda(?::(0|[1-9]\d*))?", name)
+    if found is None:
         raise UserError(f"unknown device '{name}'; use auto, cpu or cuda")
+    if name == "cpu":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise UserError("no CUDA device here; ask for the device cpu")
+    # torch would take a number modulo 256.
+    if int(found[1] or 0) >= torch.cuda.device_count():
+        raise UserError(f"no device '{name}': there are {torch.cuda.device_count()} GPUs here")
     device = torch.device(name)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError("no CUDA device here; ask for the device cpu")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(f"no device '{name}': there are {torch.cuda.device_count()} GPUs here")
-        torch.cuda.set_device(device)  # kernels launch on the current device
+    torch.cuda.set_device(device)  # kernels launch on the current device
     return device
+
+
+def pick_own_device(name: str) -> torch.device:
+    """The same for one of several processes that train together: each has a GPU of its own, as `torchrun`
+    numbers them, where none is named."""
+    if name in ("auto", "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+        name = f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+    return pick_device(name)
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype:

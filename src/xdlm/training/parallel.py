@@ -95,13 +95,6 @@ class World:
             dist.barrier()
 
 
-def local_device() -> str | None:
-    """The GPU that `torchrun` means this process to use, if there are several processes and GPUs."""
-    if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
-        return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
-    return None
-
-
 def started_again(out: Path) -> bool:
     """Whether the `torchrun` that started this process has begun the run in `out` before: a process that
     died is replaced and goes on, while a new launch over an old run is a new launch."""

@@ -37,7 +37,7 @@ from xdlm.training.checkpoint import (
     step_of,
 )
 from xdlm.training.curves import open_curves
-from xdlm.training.device import describe, pick_device, pick_precision
+from xdlm.training.device import describe, pick_own_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
 from xdlm.training.folders import Source
@@ -45,7 +45,7 @@ from xdlm.training.loader import Loader, StepBatches
 from xdlm.training.loss import make_loss
 from xdlm.training.meter import Meter
 from xdlm.training.optimizer import Optimizer, clip_gradients, learning_rate
-from xdlm.training.parallel import World, launcher, local_device, note_launch, only_run_in
+from xdlm.training.parallel import World, launcher, note_launch, only_run_in
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
@@ -85,9 +85,7 @@ class Trainer:
         self.world = world if world is not None else World()
         self._share = self.world.share(config.train.batch)
         self.validate, self.console = validate, console or Console(stderr=True)
-        wanted = config.train.device
-        own = local_device() if wanted in ("auto", "cuda") else None
-        self.device = pick_device(own or wanted)
+        self.device = pick_own_device(config.train.device)
         self.precision = pick_precision(config.train.precision, self.device)
         vocab = config.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
