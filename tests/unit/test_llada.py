@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_cli import complaint
+from test_cli import RECIPE, complaint
 from tokenizers import Tokenizer, models
 
 from xdlm import UserError, Vocab, load
@@ -166,12 +166,41 @@ def test_a_llada_of_mixed_noise_is_imported_as_such(tmp_path: Path, capsys) -> N
         ({"n_layers": 2}, "holds an unknown model.transformer.blocks.2"),
         ({"n_layers": 4}, "lacks model.transformer.blocks.3"),
         ({"mlp_hidden_size": 64}, "has shape"),
-        ({"d_model": "wide"}, "expected int, got 'wide'"),
+        ({"d_model": "wide"}, "config.json: d_model: expected int, got 'wide'"),
+        ({"d_model": None}, "config.json lacks d_model: no LLaDA"),
+        (
+            {"embedding_size": None, "vocab_size": None},
+            "config.json lacks embedding_size: no LLaDA",
+        ),
+        ({"model_type": 7}, "config.json has no model_type: no text model"),
     ],
 )
 def test_folders_that_do_not_fit_are_named(tmp_path: Path, change: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
         load(make_folder(tmp_path / "hub", **change), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        ((), "lacks model_type: it does not say what the model is"),
+        (("model_type",), "lacks n_layers, d_model, n_heads, mlp_hidden_size, embedding_size, "
+         "mask_token_id, max_sequence_length, rope_theta, rms_norm_eps: no LLaDA"),
+        (("model_type", "n_kv_heads", "n_layers"), "lacks d_model, n_heads, "),
+    ],
+)  # fmt: skip
+def test_what_a_configuration_lacks_is_named(tmp_path: Path, capsys, kept, says: str) -> None:
+    hub = make_folder(tmp_path / "hub")
+    file = hub / "config.json"
+    tree = json.loads(file.read_text())
+    file.write_text(json.dumps({name: tree[name] for name in kept}))
+    for command in (
+        ["import", str(hub), "--from", "llada", "--out", str(tmp_path / "run")],
+        ["sample", "--model", str(hub)],
+        ["train", RECIPE, "--train.start", str(hub), "--train.out", str(tmp_path / "run")],
+    ):
+        assert f"{file} {says}" in complaint(capsys, *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["hub"], "nothing half-written"
 
 
 def test_damaged_folders_are_named(tmp_path: Path) -> None:

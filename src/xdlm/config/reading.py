@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -63,15 +64,20 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
-def from_tree(cls: type[T], tree: Any, where: str) -> T:
-    """A dataclass from nested dictionaries, strictly."""
+def from_tree(cls: type[T], tree: Any, where: str, *, called: Mapping[str, str] | None = None) -> T:
+    """A dataclass from nested dictionaries, strictly. `called` is what fields are called there, if not by
+    their names."""
     if not isinstance(tree, dict):
         raise UserError(f"{where}: expected a mapping, got {tree!r}")
     hints = {f.name: get_type_hints(cls)[f.name] for f in dataclasses.fields(cls)}
     for key in tree:
         if key not in hints:
             raise UserError(f"{where}: unknown key '{key}'{did_you_mean(str(key), hints)}")
-    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in tree.items()}
+    names = called or {}
+    values = {
+        key: _convert(hints[key], value, f"{where}: {names.get(key, key)}")
+        for key, value in tree.items()
+    }
     try:
         return cls(**values)
     except UserError as error:

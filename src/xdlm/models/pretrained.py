@@ -45,8 +45,10 @@ class PretrainedConfig(BackboneConfig):
         given = self.architecture
         tree = _read_json(Path(self.path) / "config.json") if given is None else json.loads(given)
         tree.pop("xdlm", None)  # what we say of our own models is no part of the architecture
-        if not isinstance(tree.get("vocab_size"), int) or "model_type" not in tree:
-            raise UserError(f"{self.path or 'model.architecture'}: no text model of transformers")
+        for name, kind in (("model_type", str), ("vocab_size", int)):
+            if not isinstance(tree.get(name), kind):
+                where = "model.architecture" if given else Path(self.path) / "config.json"
+                raise UserError(f"{where} has no {name}: no text model of transformers")
         mask_id = _mask_of(Path(self.path)) if given is None and self.mask_id is None else None
         if mask_id is None:
             mask_id = tree["vocab_size"] if self.mask_id is None else self.mask_id

@@ -114,6 +114,8 @@ def is_published(folder: Path) -> bool:
 def open_published(folder: Path) -> Published | PublishedOther:
     """As the model that the folder says it is, or else as one of masked noise."""
     tree = _read_json(folder / CONFIG)
+    if "model_type" not in tree:
+        raise UserError(f"{folder / CONFIG} lacks model_type: it does not say what the model is")
     note = read_note(tree, folder)
     if tree.get("model_type") == LladaConfig.kind:
         shape = llada_config(tree, folder / CONFIG)
@@ -158,10 +160,14 @@ def llada_config(tree: Mapping[str, Any], where: Path) -> LladaConfig:
     for name, value in _FIXED.items():
         if name in tree and tree[name] != value:
             raise UserError(f"{where}: {name} is {tree[name]!r}, and only {value!r} can be run")
-    if tree.get("n_kv_heads") not in (None, tree.get("n_heads")):
+    if "n_heads" in tree and tree.get("n_kv_heads") not in (None, tree["n_heads"]):
         raise UserError(f"{where}: n_kv_heads differs from n_heads, which cannot be run")
     given = {**tree, "embedding_size": tree.get("embedding_size") or tree.get("vocab_size")}
-    return from_tree(LladaConfig, {ours: given.get(n) for ours, n in _NAMES.items()}, str(where))
+    lacking = [name for name in _NAMES.values() if given.get(name) is None]
+    if lacking:
+        raise UserError(f"{where} lacks {', '.join(lacking)}: no LLaDA can be made of it")
+    shape = {ours: given[theirs] for ours, theirs in _NAMES.items()}
+    return from_tree(LladaConfig, shape, str(where), called=_NAMES)
 
 
 def llada_tree(config: LladaConfig, eos_id: int) -> dict[str, Any]:
