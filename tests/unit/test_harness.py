@@ -29,7 +29,7 @@ from xdlm.evaluation.harness import (
     benchmarks,
     register,
 )
-from xdlm.evaluation.harness.running import CODE, Asking, ask
+from xdlm.evaluation.harness.running import CODE, Asked, Asking, ask
 from xdlm.evaluation.records import read_records
 from xdlm.evaluation.sandbox import available_guards
 from xdlm.tokens import TextTokenizer
@@ -369,6 +369,41 @@ def test_command(
     (line,) = (samples / "mbpp-steps-00002.jsonl").read_text().splitlines()
     said = json.loads(line)
     assert said["prompt"].endswith("[BEGIN]\n") and len(said["answers"]) == 1
+
+
+def test_what_the_records_hold_is_not_asked_again(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until something is asked that is not there: another task, other prompts, or the answers."""
+    asked: list[tuple[str, int]] = []
+
+    def counted(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
+        asked.append((task, responder.writing.steps))
+        return ask(responder, name, task, asking)
+
+    monkeypatch.setattr("xdlm.cli.measures.llm.ask", counted)
+    records = tmp_path / "results.jsonl"
+    command = ["eval", "llm", "--length", "8", "--limit", "2", "--records", str(records), "--tasks"]
+    code = ("--run-code", "--programs", "2", "--pass-at", "1", "2")
+    main([*command, "gsm8k", "--steps", "1"])
+    main([*command, "gsm8k", "mbpp", "--steps", "1", "2", *code])
+    assert asked == [("gsm8k", 1), ("mbpp", 1), ("gsm8k", 2), ("mbpp", 2)]
+    held = records.read_text()
+    assert "5 results measured, 1 taken from" in capsys.readouterr().out
+
+    main([*command, "mbpp", "gsm8k", "--steps", "2", "1", *code])
+    out = capsys.readouterr().out
+    assert "0 results measured, 6 taken from" in out and out.count("pass@2") == 2
+    main([*command, "gsm8k", "--steps", "1", "--samples", str(tmp_path / "samples")])
+    assert asked[4:] == [("gsm8k", 1)] and (tmp_path / "samples/gsm8k-steps-00001.jsonl").is_file()
+    assert records.read_text() == held, "no result twice"
+
+    main([*command, "gsm8k", "--steps", "1", "--context", "20"])
+    main([*command, "gsm8k", "--steps", "1", "--limit", "1"])
+    assert asked[5:] == [("gsm8k", 1)] * 2
+    cut, short = read_records(records)[6:]
+    assert cut.sampler == "ancestral, context = 20" and cut.details["cut_prompts"] == 2
+    assert short.n == 1
 
 
 def test_registered_model_answers_choices(local: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from xdlm.cli.measures.common import (
     Writing,
     check_settings,
     check_target,
-    keep,
     opened,
     own_text,
     packing_rule,
@@ -26,6 +25,7 @@ from xdlm.cli.measures.common import (
     show_table,
     with_error,
 )
+from xdlm.cli.measures.held import Held
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.data import ZERO_SHOT, Rows
@@ -34,7 +34,7 @@ from xdlm.evaluation.cost import training_cost
 from xdlm.evaluation.judges import Judge, open_judge
 from xdlm.evaluation.perplexity import mean_perplexity, measure_perplexity, plan_perplexity
 from xdlm.evaluation.real import RealText
-from xdlm.evaluation.records import EvalRecord, measurement, resume_records
+from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.subject import Written
 from xdlm.evaluation.transitions import planned_transitions, transitions
 from xdlm.evaluation.writing import expected, judge_texts, write_texts
@@ -124,10 +124,9 @@ class _Dynamics:
 
     def __init__(self, options: Options, data: tuple[str, ...]) -> None:
         self._options, self._data = options, data
-        self._held = {measurement(r): r for r in resume_records(Path(options.records))}
+        self._held = Held(options.records)
         self._rows: dict[tuple[str, ...], Rows] = {}
         self._judges: dict[str, list[Judge]] = {}
-        self._taken = self._made = 0
 
     @property
     def columns(self) -> list[str]:
@@ -140,10 +139,7 @@ class _Dynamics:
     def story(self) -> str:
         opened = (judge.name for judges in self._judges.values() for judge in judges)
         judges = " and ".join(dict.fromkeys(opened))
-        return (
-            f"judge: {judges or 'none'}; {self._made} results measured, {self._taken} taken from "
-            f"{self._options.records}"
-        )
+        return f"judge: {judges or 'none'}; {self._held.story()}"
 
     def measured(self, run: str, model: Model) -> list[EvalRecord]:
         """The results that a line of the table shows."""
@@ -153,7 +149,7 @@ class _Dynamics:
         """What training took, where the checkpoint says."""
         cost = training_cost(model, run, checkpoint)
         if cost is not None:
-            self._once([cost], lambda: [cost])
+            self._held.once([cost], lambda: [cost])
 
     def _sources(self) -> list[str]:
         return [*self._data, *(ZERO_SHOT if self._options.zero_shot else ())]
@@ -166,10 +162,10 @@ class _Dynamics:
                 model, run, source, rows, draws=options.draws, seed=options.seed,
                 max_rows=options.max_rows,
             )  # fmt: skip
-            found += self._once([plan], partial(_text_measured, model, plan, rows, options))
+            found += self._held.once([plan], partial(_text_measured, model, plan, rows, options))
         if options.zero_shot:
             mean = mean_perplexity(found[-len(ZERO_SHOT) :])
-            found += self._once([mean], lambda: [mean])
+            found += self._held.once([mean], lambda: [mean])
         return found
 
     def _generated(self, run: str, model: Model) -> list[EvalRecord]:
@@ -186,29 +182,14 @@ class _Dynamics:
                 )
             )
             found = [
-                self._once(expected(plan), partial(_texts_judged, written, plan, judge))
+                self._held.once(expected(plan), partial(_texts_judged, written, plan, judge))
                 for plan, judge in zip(plans, judges, strict=True)
             ]
             if options.transitions:
                 plan = planned_transitions(plans[0])
-                self._once([plan], partial(_transitions_counted, written, plan))
+                self._held.once([plan], partial(_transitions_counted, written, plan))
             shown += [*(records[0] for records in found), found[0][1]]
         return shown
-
-    def _once(
-        self, plans: Sequence[EvalRecord], measure: Callable[[], list[EvalRecord]]
-    ) -> list[EvalRecord]:
-        """What the file holds of the planned results, or else what a measurement gives."""
-        held = [self._held[key] for plan in plans if (key := measurement(plan)) in self._held]
-        if len(held) == len(plans):
-            self._taken += len(held)
-            return held
-        records = measure()
-        new = [record for record in records if measurement(record) not in self._held]
-        keep(self._options.records, *new)
-        self._held |= {measurement(record): record for record in new}
-        self._made += len(new)
-        return records
 
     def _read(self, model: Model, source: str) -> Rows:
         key = (source, model.tokenizer.digest, packing_rule(model, self._options.length))
@@ -227,7 +208,9 @@ class _Dynamics:
                 rows = self._read(model, source)
                 real = RealText(model, source, rows, n=max(options.n), seed=options.seed)
                 for judge in judges:
-                    self._once(real.expected(run, judge), partial(_real_judged, real, run, judge))
+                    self._held.once(
+                        real.expected(run, judge), partial(_real_judged, real, run, judge)
+                    )
         return self._judges[tokenizer.digest]
 
 

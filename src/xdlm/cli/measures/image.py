@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from xdlm.cli.measures.common import check_target, keep, show_table, with_error
+from xdlm.cli.measures.common import check_target, show_table, with_error
+from xdlm.cli.measures.held import Held
 from xdlm.cli.options import check_seed, parse
 from xdlm.cli.progress import progress
 from xdlm.data import load_images
@@ -29,7 +30,7 @@ from xdlm.evaluation.images import (
     real_images,
     reference_features,
 )
-from xdlm.evaluation.records import EvalRecord, measurement, resume_records
+from xdlm.evaluation.records import EvalRecord
 from xdlm.files import check_writable, write_atomic
 from xdlm.images import BATCH, MAX_IMAGES, ImageModel, ImageSample, load_image_model
 from xdlm.report.grid import image_grid, png
@@ -115,7 +116,7 @@ def run(arguments: list[str]) -> None:
     for folder in (options.samples, options.cache):
         if folder is not None:
             check_writable(Path(folder), make=False)
-    held = {} if options.records is None else _held(Path(options.records))
+    held = Held(options.records)
     if options.images is not None:
         _measure_data(options, options.images, held)
         return
@@ -130,8 +131,8 @@ def run(arguments: list[str]) -> None:
     source = options.data if options.data is not None else model.config.data.train
     reference = _reference(source, model.tokenizer.side, network, options)
     cost = training_cost(model, options.model, find_checkpoint(options.model))
-    if cost is not None and measurement(cost) not in held:
-        keep(options.records, cost)
+    if cost is not None:
+        held.add([cost])
     table = Table("steps", "guidance", *_columns(network), "forward passes")
     for config in samplers:
         plan = plan_painting(
@@ -139,7 +140,7 @@ def run(arguments: list[str]) -> None:
         )
         shown: list[ImageSample] = []
         drawn = _watched(model, config, options, shown)
-        records = _once(plan, network, reference, drawn, held, options)
+        records = _once(plan, network, reference, drawn, held)
         if shown and options.samples is not None:
             _keep_picture(Path(options.samples), config, shown)
         table.add_row(
@@ -149,7 +150,7 @@ def run(arguments: list[str]) -> None:
     _show(table, options.model, options.n, reference)
 
 
-def _measure_data(options: Options, source: str, held: dict[str, EvalRecord]) -> None:
+def _measure_data(options: Options, source: str, held: Held) -> None:
     """Real images in place of a model's."""
     if options.data is None:
         raise UserError("--images needs --data: what are they compared with?")
@@ -165,28 +166,17 @@ def _measure_data(options: Options, source: str, held: dict[str, EvalRecord]) ->
     plan = plan_real(
         source, options.codec, rows, network, reference, seed=options.seed, device=device
     )
-    records = _once(plan, network, reference, real_images(rows, codes), held, options)
+    records = _once(plan, network, reference, real_images(rows, codes), held)
     table = Table(*_columns(network))
     table.add_row(*_cells(records))
     _show(table, plan.model, plan.n, reference)
 
 
 def _once(
-    plan: EvalRecord,
-    network: Inception,
-    reference: Reference,
-    drawn: Iterator[Drawn],
-    held: dict[str, EvalRecord],
-    options: Options,
+    plan: EvalRecord, network: Inception, reference: Reference, drawn: Iterator[Drawn], held: Held
 ) -> list[EvalRecord]:
-    """What was measured before, or else what is found now."""
-    keys = [measurement(replace(plan, metric=metric)) for metric in metrics_of(network, plan)]
-    records = [held[key] for key in keys if key in held]
-    if len(records) == len(keys):
-        return records
-    records = measure(plan, network, reference, drawn, progress=progress)
-    keep(options.records, *(r for r in records if measurement(r) not in held))
-    return records
+    plans = [replace(plan, metric=metric) for metric in metrics_of(network, plan)]
+    return held.once(plans, lambda: measure(plan, network, reference, drawn, progress=progress))
 
 
 def _columns(network: Inception) -> list[str]:
@@ -212,10 +202,6 @@ def _show(table: Table, name: str, n: int, reference: Reference) -> None:
 def _network(options: Options, device: torch.device) -> Inception:
     weights = None if options.inception is None else Path(options.inception)
     return load_inception(weights, device)
-
-
-def _held(file: Path) -> dict[str, EvalRecord]:
-    return {measurement(record): record for record in resume_records(file)}
 
 
 def _samplers(options: Options) -> list[SamplerConfig]:

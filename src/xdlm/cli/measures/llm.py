@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,15 +16,15 @@ from xdlm.cli.measures.common import (
     check_settings,
     check_target,
     is_known,
-    keep,
     opened,
     show_table,
 )
+from xdlm.cli.measures.held import Held
 from xdlm.cli.options import parse
-from xdlm.cli.progress import progress
+from xdlm.cli.progress import progress, waiting
 from xdlm.errors import UserError
 from xdlm.evaluation.harness import Responder, WriterSettings
-from xdlm.evaluation.harness.running import CODE, Asked, Asking, ask
+from xdlm.evaluation.harness.running import CODE, Asking, Questions, ask, planned, questions
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.sandbox import available_guards
 from xdlm.files import check_writable, write_atomic
@@ -39,6 +40,9 @@ as far as this machine can guarantee that; which guards stood around them is pri
 
 A program has passed, is wrong (a test's assertion is false) or has failed (it does not compile, raises, or
 runs out of its limits).
+
+Results are appended to --records as they come; called again, it goes on where it stopped. Only where
+--samples asks for the answers themselves is everything asked again.
 
 examples:
   xdlm eval llm --tasks gsm8k --steps 8 --limit 2
@@ -95,9 +99,10 @@ class Options(Running):
     """Tokens that a prompt and its answer may have together: longer prompts lose their beginning. By
     default none does."""
     samples: str | None = None
-    """Keep questions and answers in this folder, a file of JSON lines per task and number of steps."""
+    """Keep questions and answers in this folder, a file of JSON lines per task and number of steps; all
+    are asked then, whatever --records holds."""
     records: str | None = None
-    """Append the results to this file, one line of JSON each."""
+    """Append the results to this file, one line of JSON each, and skip what it holds already."""
 
 
 def run(arguments: list[str]) -> None:
@@ -123,16 +128,26 @@ def run(arguments: list[str]) -> None:
     if options.chat:
         responders[0].template()  # complain before the first question
     table = Table("task", "steps", "metric", "value", "questions", "ends", "forward passes")
+    held = Held(options.records)
+    prepared = cache(partial(_prepared, responders[0], asking))
     for responder in responders:
         for task in options.tasks:
-            asked = ask(responder, options.model, task, asking)
-            keep(options.records, *asked.records)
-            _keep_samples(options, task, responder.writing.steps, asked)
-            for record in asked.records:
+            measure = partial(_asked, responder, task, asking, options)
+            if options.records is None or options.samples is not None:
+                records = measure()
+                held.add(records)
+            else:
+                those = prepared(task)
+                plans = planned(responder, options.model, task, those, asking)
+                records = held.once(plans, measure)
+            for record in records:
                 _add_row(table, record)
-    guards = f"; programs ran under {available_guards()}" if set(CODE) & set(options.tasks) else ""
+    guards = (
+        f"; programs run here under {available_guards()}" if set(CODE) & set(options.tasks) else ""
+    )
     title = f"{options.model}, {options.length} tokens, {settings[0].sampler} sampler"
-    show_table(table, f"{title}, temperature {options.temperature:g}{guards}")
+    story = f"; {held.story()}" if options.records is not None else ""
+    show_table(table, f"{title}, temperature {options.temperature:g}{guards}{story}")
 
 
 def _writing(options: Options, steps: int) -> WriterSettings:
@@ -143,10 +158,18 @@ def _writing(options: Options, steps: int) -> WriterSettings:
     )  # fmt: skip
 
 
-def _keep_samples(options: Options, task: str, steps: int, asked: Asked) -> None:
+def _prepared(responder: Responder, asking: Asking, task: str) -> Questions:
+    with waiting(f"preparing {task}"):
+        return questions(responder, task, asking)
+
+
+def _asked(responder: Responder, task: str, asking: Asking, options: Options) -> list[EvalRecord]:
+    asked = ask(responder, options.model, task, asking)
     if options.samples is not None:
         lines = "".join(json.dumps(sample) + "\n" for sample in asked.samples)
-        write_atomic(Path(options.samples) / f"{task}-steps-{steps:05d}.jsonl", lines)
+        file = f"{task}-steps-{responder.writing.steps:05d}.jsonl"
+        write_atomic(Path(options.samples) / file, lines)
+    return asked.records
 
 
 def _add_row(table: Table, record: EvalRecord) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.evaluation.generation import Mean, mean
+from xdlm.evaluation.generation import mean
 from xdlm.evaluation.harness.adapter import register
 from xdlm.evaluation.harness.benchmarks import SETS
 from xdlm.evaluation.harness.responder import Reply, Responder
@@ -80,48 +80,112 @@ class Asked:
     samples: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Questions:
+    """How many questions there are, and a digest of them and of what is right."""
+
+    n: int
+    sha256: str
+
+
+def questions(responder: Responder, task: str, asking: Asking) -> Questions:
+    """What the model would be asked."""
+    asking.check([task])
+    model_class = register()
+    with _quiet(responder.progress):
+        wanted = _loaded(task, asking)["tasks"][task]
+        model = model_class(responder)
+        wanted.build_all_requests(
+            limit=asking.limit, apply_chat_template=asking.chat,
+            chat_template=model.apply_chat_template if asking.chat else None,
+            tokenizer_name=model.tokenizer_name if asking.chat else "",
+        )  # fmt: skip
+    return _questions_of(wanted)
+
+
+def planned(
+    responder: Responder, name: str, task: str, those: Questions, asking: Asking
+) -> list[EvalRecord]:
+    """What asking the model called `name` would find out, without the outcome: a record for each figure."""
+    writing = responder.writing
+    extra = {
+        **writing.options,
+        **({} if responder.context is None else {"context": responder.context}),
+    }
+    options = "".join(f", {key} = {value}" for key, value in sorted(extra.items()))
+    noise = responder.model.sampled_as
+    undone = "" if noise is None else f" as {noise.kind}, k = {noise.k:g}"
+    plan = EvalRecord(
+        "", None, None, those.n, writing.seed, name, data=task, data_sha256=those.sha256,
+        length=writing.length, steps=writing.steps, sampler=writing.sampler + undone + options,
+        temperature=writing.temperature, top_p=writing.top_p,
+        draws=asking.programs if task in CODE else None, **provenance(responder.model),
+    )  # fmt: skip
+    metrics = [f"pass@{k}" for k in asking.pass_at] if task in CODE else ["exact_match"]
+    return [replace(plan, metric=metric) for metric in metrics]
+
+
 def ask(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
     """Put a task's questions to the model called `name`."""
     asking.check([task])
-    found, model = _evaluated(responder, task, asking)
+    found, model, wanted = _evaluated(responder, task, asking)
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     said = [_said(sample, task) for sample in samples]
-    plan = _plan(responder, name, task, samples, asking)
-    plan = replace(plan, nfe=mean([reply.nfe for reply in model.replies]).value)
+    plans = planned(responder, name, task, _questions_of(wanted), asking)
     about = {"cut_prompts": model.responder.n_cut, "stopped": _share_stopped(model.replies)}
     about |= {"chat": 1.0} if asking.chat else {}
     if task in CODE:
-        records = _code_records(plan, samples, asking, about)
+        about |= _ends(samples)
+        passed = [int(sample["passed"]) for sample in samples]
+        figures = [pass_at_k(passed, asking.programs, k) for k in asking.pass_at]
     else:
-        right = [float(sample["exact_match"]) for sample in samples]
         about |= _more(task, samples)
-        records = [_filled(plan, "exact_match", mean(right), about)]
+        figures = [mean([float(sample["exact_match"]) for sample in samples])]
+    nfe = mean([reply.nfe for reply in model.replies]).value
+    records = [
+        replace(plan, value=figure.value, stderr=figure.stderr, nfe=nfe, details=about)
+        for plan, figure in zip(plans, figures, strict=True)
+    ]
     return Asked(records, said)
 
 
-def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, Any]:
-    """What lm-eval found, and the model as it asked it."""
+def _loaded(task: str, asking: Asking) -> Any:
+    """A task as lm-eval has it, set up to be asked."""
+    from lm_eval.tasks import TaskManager
+
+    loaded = TaskManager(include_path=str(TASKS), include_defaults=False).load(task)
+    wanted = loaded["tasks"][task]
+    wanted.config.repeats = asking.programs if task in CODE else 1
+    if asking.chat:  # where a line of a text would begin the next example, a message goes on
+        stops = wanted.config.generation_kwargs["until"]
+        stops[:] = [stop for stop in stops if not stop.startswith("\n")]
+    wanted.set_fewshot_seed(_FEW_SHOT_SEED)
+    return loaded
+
+
+def _evaluated(responder: Responder, task: str, asking: Asking) -> tuple[Any, Any, Any]:
+    """What lm-eval found, the model as it asked it, and the task."""
     model_class = register()
     with _quiet(responder.progress) as progress:
         import lm_eval
-        from lm_eval.tasks import TaskManager
 
         model = model_class(replace(responder, progress=progress, n_cut=0))
-        manager = TaskManager(include_path=str(TASKS), include_defaults=False)
-        loaded = manager.load(task)
-        wanted = loaded["tasks"][task]
-        wanted.config.repeats = asking.programs if task in CODE else 1
-        if asking.chat:  # where a line of a text would begin the next example, a message goes on
-            stops = wanted.config.generation_kwargs["until"]
-            stops[:] = [stop for stop in stops if not stop.startswith("\n")]
-        wanted.set_fewshot_seed(_FEW_SHOT_SEED)
+        loaded = _loaded(task, asking)
         # Not `simple_evaluate`: it also asks other programs about this machine, and they speak up.
         with _runs_shown(progress, model):
             found = lm_eval.evaluate(
                 model, loaded, limit=asking.limit, bootstrap_iters=0,
                 confirm_run_unsafe_code=asking.run_code, apply_chat_template=asking.chat,
             )  # fmt: skip
-    return found, model
+    return found, model, loaded["tasks"][task]
+
+
+def _questions_of(wanted: Any) -> Questions:
+    """Of a task whose prompts are made."""
+    asked = sorted(wanted.instances, key=lambda question: question.doc_id)
+    pairs = [(each.arguments[0], str(wanted.doc_to_target(each.doc))) for each in asked]
+    digests = " ".join(hashlib.sha256(text.encode()).hexdigest() for pair in pairs for text in pair)
+    return Questions(len(asked), hashlib.sha256(digests.encode()).hexdigest())
 
 
 @contextmanager
@@ -160,38 +224,10 @@ def _quiet(progress: Progress) -> Iterator[Progress]:
             logger.setLevel(level)
 
 
-def _plan(
-    responder: Responder, name: str, task: str, samples: list[dict[str, Any]], asking: Asking
-) -> EvalRecord:
-    writing = responder.writing
-    asked = " ".join(f"{sample['prompt_hash']} {sample['target_hash']}" for sample in samples)
-    options = "".join(f", {key} = {value}" for key, value in sorted(writing.options.items()))
-    noise = responder.model.sampled_as
-    undone = "" if noise is None else f" as {noise.kind}, k = {noise.k:g}"
-    return EvalRecord(
-        "", None, None, len(samples), writing.seed, name, data=task,
-        data_sha256=hashlib.sha256(asked.encode()).hexdigest(), length=writing.length,
-        steps=writing.steps, sampler=writing.sampler + undone + options,
-        temperature=writing.temperature, top_p=writing.top_p,
-        draws=asking.programs if task in CODE else None, **provenance(responder.model),
-    )  # fmt: skip
-
-
-def _filled(plan: EvalRecord, metric: str, found: Mean, details: dict[str, float]) -> EvalRecord:
-    return replace(plan, metric=metric, value=found.value, stderr=found.stderr, details=details)
-
-
-def _code_records(
-    plan: EvalRecord, samples: list[dict[str, Any]], asking: Asking, about: dict[str, float]
-) -> list[EvalRecord]:
-    """pass@k for every k, with how the programs ended and what guarded them."""
-    passed = [int(sample["passed"]) for sample in samples]
+def _ends(samples: list[dict[str, Any]]) -> dict[str, float]:
+    """How programs ended, and what guarded them."""
     ends = {end: math.fsum(sample[end] for sample in samples) for end in ENDS}
-    guards = {f"guard_{name}": float(on) for name, on in asdict(available_guards()).items()}
-    return [
-        _filled(plan, f"pass@{k}", pass_at_k(passed, asking.programs, k), about | ends | guards)
-        for k in asking.pass_at
-    ]
+    return ends | {f"guard_{name}": float(on) for name, on in asdict(available_guards()).items()}
 
 
 def _more(task: str, samples: list[dict[str, Any]]) -> dict[str, float]:
