@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -358,18 +359,24 @@ def test_muon_moves_matrices_of_blocks_alike_in_all_directions(tmp_path: Path) -
 
 
 def test_muon_of_stacks_is_that_of_matrices() -> None:
-    """Five steps of both: what they add up to is the same but for bfloat16's rounding."""
+    """Five steps of both: what they add up to is the same but for bfloat16's rounding. Either asks for the
+    loss where that is given."""
     torch.manual_seed(0)
     shapes = [(16, 48), (48, 16), (16, 48), (24, 24)]
     start = [torch.randn(shape) for shape in shapes]
     ours, theirs = ([nn.Parameter(w.clone()) for w in start] for _ in range(2))
     stacked = StackedMuon(ours, lr=0.01, weight_decay=0.1)
     plain = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    for _ in range(5):
-        for one, other in zip(ours, theirs, strict=True):
-            one.grad = other.grad = torch.randn(one.shape)
-        stacked.step()
-        plain.step()
+    for step in range(5):
+
+        def loss(parameters: list[nn.Parameter], seed: int = step) -> float:
+            assert torch.is_grad_enabled()
+            torch.manual_seed(seed)
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape)
+            return 0.5 + seed
+
+        assert stacked.step(partial(loss, ours)) == plain.step(partial(loss, theirs)) == 0.5 + step
     for one, other, before in zip(ours, theirs, start, strict=True):
         assert (one - other).norm() < 0.01 * (other - before).norm()
         assert torch.equal(

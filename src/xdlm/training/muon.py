@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,18 @@ class StackedMuon(torch.optim.Muon):
     def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             stacks: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -34,6 +45,7 @@ class StackedMuon(torch.optim.Muon):
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 rate = group["lr"] * 0.2 * max(shape) ** 0.5
                 torch._foreach_add_(parameters, update, alpha=-rate)
+        return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         gradients = [p.grad for p in parameters if p.grad is not None]
