@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_training import small_run, trainer_for
+from small_runs import small_run, trainer_for
 
 from xdlm import UserError, files, load
 from xdlm.config import dump_config

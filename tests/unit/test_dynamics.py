@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from rich.table import Table
+from small_runs import small_run, trainer_for
 from test_cli import complaint
-from test_training import small_run, trainer_for
 
 from xdlm import load
 from xdlm.api import load_tokenizer

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import trainer_for
 from test_chat import templated
 from test_cli import complaint
 from test_next_token import autoregressive_run
-from test_training import trainer_for
 
 from xdlm import UserError, load
 from xdlm.api import Completion, Model

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_runs import small_run, trainer_for
 from test_cli import complaint
 from test_generation import judge_folder
 from test_next_token import autoregressive_run
-from test_training import small_run, trainer_for
 
 from xdlm import UserError, load
 from xdlm.api import Model, load_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import small_run, trainer_for
 from test_cli import complaint
-from test_training import small_run, trainer_for
 from torch.nn import functional as F
 
 from xdlm import UserError, load
