@@ -1,4 +1,4 @@
-"""A server that several files ask."""
+"""A server and a model that several files ask."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 from serving import Server, started
 
+from xdlm import load
+from xdlm.api import Model
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
@@ -14,3 +17,8 @@ def server() -> Iterator[Server]:
     yield from started(
         "--model", "pocket", "pocket-mdlm", "--max-length", "160", "--max-body", "65536"
     )
+
+
+@pytest.fixture(scope="session")
+def pocket() -> Model:
+    return load("pocket")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_confidence import COLD, PROCESS, N, refreshed, with_room
+from decoding import COLD, PROCESS, N, refreshed, with_room
 from torch import Tensor
 
 from xdlm import UserError

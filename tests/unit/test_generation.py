@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from results import record
 from test_cli import complaint
 
 from xdlm import UserError, load
@@ -20,7 +21,7 @@ from xdlm.evaluation.frontier import check_mauve, mauve
 from xdlm.evaluation.generation import quality, token_entropy
 from xdlm.evaluation.judges import FeatureJudge, Score, open_judge
 from xdlm.evaluation.ngram import NgramJudge
-from xdlm.evaluation.records import EvalRecord, append_records, read_records
+from xdlm.evaluation.records import append_records, read_records
 from xdlm.tokens import TextTokenizer
 
 
@@ -325,15 +326,6 @@ def test_loading_a_judge_draws_no_bars(tmp_path: Path, tokenizer, capfd, monkeyp
     capfd.readouterr()  # what saving it printed
     open_judge(str(tmp_path), tokenizer, torch.device("cpu"))
     assert capfd.readouterr() == ("", "")
-
-
-def record(**changes: object) -> EvalRecord:
-    fields: dict[str, object] = {
-        "metric": "ppl", "value": 3.5, "stderr": 0.1, "n": 8, "seed": 0, "model": "m", "step": 5,
-        "weights": "ema", "dtype": "float32", "config": {"a": 1}, "tokenizer_sha256": "t",
-        "xdlm": "0", "commit": "c", "torch": "2", "device": "cpu",
-    }  # fmt: skip
-    return EvalRecord(**{**fields, **changes})
 
 
 def test_records_come_back(tmp_path: Path) -> None:

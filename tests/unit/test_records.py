@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from results import record
 from test_cli import complaint
-from test_generation import record
 
 from xdlm import UserError
 from xdlm.evaluation.records import append_records, read_records, resume_records

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_generation import record
-from test_study import config, page_of, verdicts, whole
+from results import record
+from studies import config, page_of, verdicts, whole
 
 from xdlm import UserError
 from xdlm.cli.main import main
