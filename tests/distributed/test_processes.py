@@ -36,8 +36,8 @@ from xdlm.training.checkpoint import (
     open_checkpoint,
     run_checkpoints,
 )
+from xdlm.training.resuming import find_resume
 from xdlm.training.runlog import read_log
-from xdlm.training.trainer import find_resume
 
 #: One at a time, on one worker: each of them starts processes enough for two cores.
 pytestmark = pytest.mark.xdist_group("processes")

@@ -23,8 +23,8 @@ from xdlm.structs import Batch
 from xdlm.training.blocks import checkpoint_blocks
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.loss import NextTokenLoss, next_token_nats
+from xdlm.training.resuming import find_resume
 from xdlm.training.runlog import read_log
-from xdlm.training.trainer import find_resume
 
 SMALL = DiTConfig(depth=2, width=32, heads=2, cond_width=8, dropout=0.0)
 

@@ -15,7 +15,7 @@ from xdlm.config import OptimConfig, RunConfig
 from xdlm.training.ema import Ema
 from xdlm.training.muon import StackedMuon
 from xdlm.training.optimizer import clip_gradients, learning_rate
-from xdlm.training.trainer import find_resume
+from xdlm.training.resuming import find_resume
 
 
 def test_clipping_is_torchs() -> None:

@@ -18,8 +18,8 @@ from xdlm import UserError, load
 from xdlm.config import ProcessConfig, dump_config
 from xdlm.training.checkpoint import MODEL, OPTIMIZER, RAW, latest_checkpoint, open_checkpoint
 from xdlm.training.parallel import join_world, launcher, note_launch, started_again
+from xdlm.training.resuming import find_resume
 from xdlm.training.runlog import read_log
-from xdlm.training.trainer import find_resume
 
 
 def start(config_file: Path, *flags: str) -> subprocess.Popen:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from xdlm.api import find_model, tokenizer_of
+from xdlm.api import tokenizer_of
 from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.config import DataConfig, RunConfig, load_config
@@ -19,7 +19,9 @@ from xdlm.tokens import Codes, ImageTokenizer, Tokenizer
 from xdlm.training.curves import check_curves
 from xdlm.training.device import pick_own_device
 from xdlm.training.parallel import World, join_world, started_again
-from xdlm.training.trainer import Trainer, find_resume
+from xdlm.training.resuming import find_resume
+from xdlm.training.trained import find_model
+from xdlm.training.trainer import Trainer
 
 _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overridden by a flag.
 

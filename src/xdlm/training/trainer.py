@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import torch
 from rich.console import Console
@@ -33,7 +29,6 @@ from xdlm.training.checkpoint import (
     checkpoint_folder,
     clear_scratch,
     latest_checkpoint,
-    open_checkpoint,
     step_of,
 )
 from xdlm.training.curves import open_curves
@@ -41,11 +36,13 @@ from xdlm.training.device import describe, pick_own_device, pick_precision
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
 from xdlm.training.folders import Source
+from xdlm.training.interrupts import interruptible
 from xdlm.training.loader import Loader, StepBatches
 from xdlm.training.loss import make_loss
 from xdlm.training.meter import Meter
 from xdlm.training.optimizer import Optimizer, clip_gradients, learning_rate
 from xdlm.training.parallel import World, launcher, note_launch, only_run_in
+from xdlm.training.resuming import check_same_run
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
@@ -137,7 +134,7 @@ class Trainer:
         with (
             self._own_folder(),
             self._open_log() as log,
-            _interruptible() as interrupted,
+            interruptible() as interrupted,
             self.loader.ahead(range(self.step, config.steps)),
             self._saver,
         ):
@@ -331,7 +328,7 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of the same run."""
-        _check_same_run(checkpoint.config, self.config)
+        check_same_run(checkpoint.config, self.config)
         if checkpoint.tokenizer().to_json() != self.tokenizer.to_json():
             raise UserError(
                 f"cannot resume: {self.config.data.tokenizer} is not the tokenizer it was"
@@ -375,61 +372,6 @@ def _mixed_seed(*numbers: int) -> int:
     """One seed from several numbers, all of them in its lowest bits: a CPU's generator takes only 32."""
     digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def find_resume(out: Path, *, resume: bool, again: bool = False) -> Checkpoint | None:
-    """The checkpoint to go on from; refuses to start over a run that is already there. One that was
-    started `again` by its launcher goes on by itself, if there is anything to go on from."""
-    latest = latest_checkpoint(out)
-    if latest is None:
-        if resume and not again:
-            raise UserError(f"nothing to resume: {out} holds no checkpoint")
-        return None
-    if not resume and not again:
-        raise UserError(f"{out} already holds {latest.name}; add --resume or choose another folder")
-    return open_checkpoint(latest)
-
-
-def _check_same_run(saved: RunConfig, now: RunConfig) -> None:
-    """What decides the course of a run must not change under it; where it ends, what it logs and
-    how it is computed may."""
-    free = {"out", "steps", "minutes", "micro_batch", "device", "parallel", "activation_checkpointing",
-            "compile", "log_every", "eval_every", "eval_rows", "save_every", "keep", "keep_every",
-            "tensorboard", "wandb"}  # fmt: skip
-    if now.optim.decay:  # the learning rate counts back from the end
-        free -= {"steps"}
-    before, after = dataclasses.asdict(saved), dataclasses.asdict(now)
-    for section, values in before.items():
-        for name, value in values.items():
-            if (section != "train" or name not in free) and after[section][name] != value:
-                raise UserError(
-                    f"cannot resume: {section}.{name} was {value} and is now {after[section][name]}"
-                )
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C, or SIGTERM, finish the step and save; a second Ctrl-C ends at once.
-
-    What comes within a second is the same Ctrl-C: `torchrun` passes it on, and the terminal sent it too.
-    """
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield lambda: False
-        return
-    first = math.inf
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if signum == signal.SIGINT and time.monotonic() > first + 1:
-            raise KeyboardInterrupt
-        first = min(first, time.monotonic())
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: first < math.inf
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _si(number: float) -> str:

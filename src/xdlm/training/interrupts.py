@@ -1,0 +1,36 @@
+"""Signals that end a run in good order."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C, or SIGTERM, finish the step and save; a second Ctrl-C ends at once.
+
+    What comes within a second is the same Ctrl-C: `torchrun` passes it on, and the terminal sent it too.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield lambda: False
+        return
+    first = math.inf
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if signum == signal.SIGINT and time.monotonic() > first + 1:
+            raise KeyboardInterrupt
+        first = min(first, time.monotonic())
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: first < math.inf
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
