@@ -15,7 +15,8 @@ from xdlm.blanks import BlankRule, make_rules, read_template
 from xdlm.sampling import Filter, configure
 from xdlm.sampling.constraints import Automaton, Blank, Rules, check_fits, compile_pattern
 from xdlm.sampling.patterns import Pattern
-from xdlm.serve.engine import Engine, Request
+from xdlm.serve.engine import Engine
+from xdlm.serve.requests import Request
 
 KINDS = ("pocket-mdlm", "pocket-xdlm", "pocket-udlm")
 

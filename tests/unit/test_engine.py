@@ -15,7 +15,8 @@ from xdlm import UserError
 from xdlm.api import Model, load
 from xdlm.sampling import configure
 from xdlm.sampling.batching import Batcher
-from xdlm.serve.engine import Closed, Engine, Limits, Overloaded, Progress, Request, Written
+from xdlm.serve.engine import Engine, Limits
+from xdlm.serve.requests import Closed, Overloaded, Progress, Request, Written
 
 KINDS = ("pocket-mdlm", "pocket-xdlm", "pocket-udlm")
 

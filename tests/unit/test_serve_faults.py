@@ -149,7 +149,7 @@ def test_a_ticket_that_fails_ends_the_others() -> None:
     from collections import Counter
 
     from xdlm.sampling import SamplerConfig
-    from xdlm.serve.engine import Request, Ticket
+    from xdlm.serve.requests import Request, Ticket
     from xdlm.serve.web.streams import finished
 
     class Client:
@@ -160,7 +160,7 @@ def test_a_ticket_that_fails_ends_the_others() -> None:
     sick, well = (Ticket(asked, Counter()) for _ in range(2))
 
     async def wait() -> None:
-        asyncio.get_running_loop().call_later(0.05, sick._fail, RuntimeError("no"), "failed")
+        asyncio.get_running_loop().call_later(0.05, sick.fail, RuntimeError("no"), "failed")
         await finished([well, sick], Client())  # type: ignore[arg-type]
 
     with pytest.raises(RuntimeError, match="no"):

@@ -12,10 +12,10 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,74 +24,13 @@ from torch import Tensor
 from xdlm.errors import UserError
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
-from xdlm.sampling import Trajectory
 from xdlm.sampling.batching import Batcher
-from xdlm.sampling.constraints import Rules
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.rows import Row, Wave
 from xdlm.sampling.waves import alike, make_row, wave_of
-from xdlm.sampling.writing import Config
+from xdlm.serve.requests import Closed, Overloaded, Progress, Request, Ticket, Written
 
 T = TypeVar("T")
-
-
-class Overloaded(Exception):
-    """The queue is full; `retry_after` is a guess, in seconds, when there will be room."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many requests are waiting; try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class Closed(Exception):
-    """The engine takes no new requests."""
-
-
-class Progress(NamedTuple):
-    """A row before its first step or after one: its number within the request, steps done and in all, its
-    tokens [L] (the engine's own: do not write to it), the diffusion time, and what the model thought of the
-    tokens that the step wrote (not a number elsewhere)."""
-
-    number: int
-    step: int
-    steps: int
-    z: Tensor
-    time: float
-    probs: Tensor
-
-
-class Written(NamedTuple):
-    """A finished row: its tokens [L], where the text ends in it (its length if nothing ended it), and the
-    forward passes that it went through."""
-
-    tokens: Tensor
-    end: int
-    nfe: int
-    trajectory: Trajectory | None
-
-
-@dataclass(frozen=True)
-class Request:
-    """`n` rows with the holes (None) of `ids` filled, row i a pure function of (seed, i)."""
-
-    ids: Sequence[int | None]
-    config: Config
-    n: int = 1
-    seed: int = 0
-    stop_ids: Sequence[int] = ()
-    timeout: float | None = None
-    """Seconds until it is given up; None waits as long as it takes."""
-    since: float | None = None
-    """When (`time.monotonic`) its clock began; None for when it is submitted."""
-    process: NoiseProcess | None = None
-    """The noise to undo, over the engine's own vocabulary; None for the engine's own."""
-    rules: Rules = field(default_factory=Rules)
-    """What may be written."""
-    record: bool = False
-    """Keep the trajectories."""
-    on_step: Callable[[Progress], None] | None = None
-    """Called in the engine's thread before the first step of each row and after every one: it must be
-    quick. If it raises, the request fails with that."""
 
 
 class Limits(NamedTuple):
@@ -99,52 +38,6 @@ class Limits(NamedTuple):
 
     active: int = 16
     waiting: int = 256
-
-
-class Ticket:
-    """A request that was accepted."""
-
-    def __init__(self, request: Request, counts: Counter[str]) -> None:
-        self.request, self._counts = request, counts
-        self.began = time.monotonic() if request.since is None else request.since
-        self._future: Future[list[Written]] = Future()
-        self._found: dict[int, Written] = {}
-
-    def result(self, timeout: float | None = None) -> list[Written]:
-        """The rows, in order. Raises `TimeoutError` when the request's time (or this call's) is over,
-        `CancelledError` when it was cancelled, and whatever made it fail."""
-        return self._future.result(timeout)
-
-    def cancel(self) -> None:
-        """Nobody waits for this any more; it is gone before the next step."""
-        self._future.cancel()
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def on_done(self, call: Callable[[Ticket], None]) -> None:
-        """Called once, when there is a result or none will come."""
-        self._future.add_done_callback(lambda _: call(self))
-
-    def _expired(self, now: float) -> bool:
-        timeout = self.request.timeout
-        return timeout is not None and now - self.began >= timeout
-
-    def _fail(self, error: BaseException, outcome: str) -> None:
-        """End it, unless it is over already. It is counted first: who waits may look at once."""
-        if not self._future.done() and self._future.set_running_or_notify_cancel():
-            self._counts[outcome] += 1
-            self._future.set_exception(error)
-
-    def _finish(self, number: int, written: Written) -> None:
-        """One more row; the last one ends it."""
-        self._found[number] = written
-        if len(self._found) < self.request.n or self._future.done():
-            return
-        if self._future.set_running_or_notify_cancel():
-            self._counts["finished"] += 1
-            self._future.set_result([self._found[i] for i in range(self.request.n)])
 
 
 @dataclass
@@ -302,7 +195,7 @@ class Engine:
             with self._changed:
                 self._closing = True
                 for seat in (*self._waiting, *self._active):
-                    seat.ticket._fail(Closed("the engine stopped"), "failed")
+                    seat.ticket.fail(Closed("the engine stopped"), "failed")
                 for _, future in self._calls:
                     future.cancel()
                 self._waiting.clear()
@@ -341,10 +234,10 @@ class Engine:
         """Rows of requests that are over: cancelled, failed, or out of time."""
         now = time.monotonic()
         for ticket in {id(s.ticket): s.ticket for s in (*self._waiting, *self._active)}.values():
-            if ticket._expired(now):
+            if ticket.expired(now):
                 late = TimeoutError(f"not finished within {ticket.request.timeout:g} s")
-                ticket._fail(late, "timed_out")
-            self.counts["cancelled"] += ticket._future.cancelled()
+                ticket.fail(late, "timed_out")
+            self.counts["cancelled"] += ticket.cancelled
         self._waiting = deque(seat for seat in self._waiting if not seat.ticket.done)
         self._active = [seat for seat in self._active if not seat.ticket.done]
 
@@ -372,7 +265,7 @@ class Engine:
             yield
         except Exception as error:
             for seat in seats:
-                seat.ticket._fail(error, "failed")
+                seat.ticket.fail(error, "failed")
 
     def _seat(self, seat: _Seat) -> None:
         if seat.row is None:
@@ -427,4 +320,4 @@ class Engine:
             seat.finished = True
             self._row_seconds += 0.1 * (time.monotonic() - seat.began - self._row_seconds)
             written = Written(row.z.clone(), row.end, row.nfe, row.trajectory())
-            seat.ticket._finish(seat.number, written)
+            seat.ticket.finish(seat.number, written)

@@ -18,7 +18,8 @@ from xdlm.sampling import configure
 from xdlm.sampling.confidence import ConfidenceConfig
 from xdlm.sampling.constraints import Rules
 from xdlm.serve.automata import Automata
-from xdlm.serve.engine import Engine, Limits, Progress, Request, Ticket, Written
+from xdlm.serve.engine import Engine, Limits
+from xdlm.serve.requests import Progress, Request, Ticket, Written
 from xdlm.serve.workers import Check, Workers
 
 #: Ratios of mixed noise that are remembered.

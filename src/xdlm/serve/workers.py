@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from xdlm.serve.engine import Closed, Overloaded
+from xdlm.serve.requests import Closed, Overloaded
 
 T = TypeVar("T")
 Check = Callable[[], None]

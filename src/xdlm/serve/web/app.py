@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from xdlm import __version__
 from xdlm.errors import UserError
-from xdlm.serve.engine import Closed, Overloaded
+from xdlm.serve.requests import Closed, Overloaded
 from xdlm.serve.service import Served, Service
 from xdlm.serve.web.answers import answer
 from xdlm.serve.web.bodies import Completion, Film, Infill, Score

@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from xdlm.serve.engine import Progress, Ticket, Written
+from xdlm.serve.requests import Progress, Ticket, Written
 from xdlm.serve.service import Served
 from xdlm.serve.web.failures import error_of
 from xdlm.serve.web.films import trajectory_of

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from xdlm.errors import UserError
-from xdlm.serve.engine import Closed, Overloaded
+from xdlm.serve.requests import Closed, Overloaded
 from xdlm.serve.service import UnknownModel
 from xdlm.serve.web.bodies import BlankBody, StreamOptions
 from xdlm.serve.web.guard import Json, failure

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from xdlm.blanks import BlankRule, force
 from xdlm.errors import UserError
 from xdlm.sampling.constraints import Rules
-from xdlm.serve.engine import Progress, Ticket, Written
+from xdlm.serve.requests import Progress, Ticket, Written
 from xdlm.serve.service import Service, cut, new_seed
 from xdlm.serve.web.bodies import Completion, Holes, Infill, Sampling
 from xdlm.serve.web.streams import Clock

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from xdlm.serve.engine import Progress, Ticket, Written
+from xdlm.serve.requests import Progress, Ticket, Written
 
 T = TypeVar("T")
 #: Seconds between two looks at whether the client is still there.

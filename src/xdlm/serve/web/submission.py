@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request as HttpRequest
 
-from xdlm.serve.engine import Ticket, Written
+from xdlm.serve.requests import Ticket, Written
 from xdlm.serve.web.jobs import Asked, Job, Watch
 from xdlm.serve.web.streams import awaited
 
