@@ -26,7 +26,8 @@ from xdlm.cli.main import main
 from xdlm.models import PRESETS, DiT
 from xdlm.noise import Mixed
 from xdlm.ops import forbid
-from xdlm.report import Recording, read_recording, trajectory_gif, trajectory_svg
+from xdlm.report import Recording, read_recording, trajectory_gif
+from xdlm.report.exporting import export
 from xdlm.report.recording import events, schema
 from xdlm.report.viewer import Place
 from xdlm.sampling import Change, SamplerConfig, Trajectory, sample, time_grid
@@ -183,8 +184,9 @@ def test_damaged_files_are_told(recording: Recording, tmp_path: Path, damage, sa
         read_recording(tmp_path / "run.json")
 
 
-def test_svg_stands_alone_and_shows_the_text(recording: Recording) -> None:
-    drawing = trajectory_svg(recording.trajectory, recording)
+def test_svg_stands_alone_and_shows_the_text(recording: Recording, tmp_path: Path) -> None:
+    export(recording, tmp_path / "run.svg", title="a run")
+    drawing = (tmp_path / "run.svg").read_text()
     text = "".join(ElementTree.fromstring(drawing).itertext()).replace("\xa0", " ")
     assert "step 0/7" in text and "step 7/7" in text
     addresses = set(re.findall(r"https?://[^\s\"')]+", drawing))

@@ -2,7 +2,7 @@
 
 from xdlm.report.colours import LOOKS, MASK, Look
 from xdlm.report.html import page_data, trajectory_page
-from xdlm.report.pictures import trajectory_gif, trajectory_svg
+from xdlm.report.pictures import trajectory_gif
 from xdlm.report.pieces import visible
 from xdlm.report.plots import plot_loss, plot_overview, plot_scan, plot_speed, plot_transitions
 from xdlm.report.recording import Recording, read_recording
@@ -24,6 +24,5 @@ __all__ = [
     "trajectory_gif",
     "trajectory_page",
     "trajectory_panel",
-    "trajectory_svg",
     "visible",
 ]

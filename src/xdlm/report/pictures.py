@@ -13,7 +13,7 @@ from xdlm.errors import UserError
 from xdlm.report.colours import LOOKS, MASK
 from xdlm.report.pieces import visible
 from xdlm.report.recording import Speller
-from xdlm.report.terminal import MASK_BLOCK, changes_into, trajectory_panel
+from xdlm.report.terminal import MASK_BLOCK, changes_into
 from xdlm.sampling import Change, Trajectory
 
 if TYPE_CHECKING:
@@ -49,14 +49,8 @@ _WIDTH, _MARGIN, _SIZE, _LINE = 760, 20, 18, 27
 _PLAY_MS, _END_MS = 9000, 2500
 
 
-def trajectory_svg(
-    trajectory: Trajectory, tokenizer: Speller, *, sample: int = 0, n_frames: int = 6
-) -> str:
-    """The panel that the terminal shows, as a drawing that any browser or editor opens."""
-    return panel_svg(trajectory_panel(trajectory, tokenizer, sample, n_frames))
-
-
 def panel_svg(panel: RenderableType) -> str:
+    """What the terminal shows, as a drawing that any browser or editor opens."""
     console = Console(
         record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         legacy_windows=False, _environ={},
