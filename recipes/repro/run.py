@@ -43,7 +43,7 @@ def main() -> None:
                         default=["8", "16", "32", "64", "128", "256", "512", "1024"])  # fmt: skip
     parser.add_argument("--early-steps", nargs="+", help="and at checkpoints on the way",
                         default=["8", "32", "128"])  # fmt: skip
-    parser.add_argument("--n", nargs="+", help="texts for each number of steps: most where methods are compared",
+    parser.add_argument("--n", nargs="+", help="texts for each number of steps: most where it matters",
                         default=["1024", "512", "512", "256", "256", "128", "128", "512"])  # fmt: skip
     options = parser.parse_args()
     if len(options.n) != len(options.steps) or not {*options.early_steps} <= {*options.steps}:
