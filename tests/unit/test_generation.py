@@ -24,6 +24,9 @@ from xdlm.evaluation.ngram import NgramJudge
 from xdlm.evaluation.records import append_records, read_records
 from xdlm.tokens import TextTokenizer
 
+#: One worker: the trigrams of all novels take a while to count.
+pytestmark = pytest.mark.xdist_group("trigrams")
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TextTokenizer:

@@ -197,8 +197,9 @@ def test_what_a_configuration_lacks_is_named(tmp_path: Path, capsys, kept, says:
     for command in (
         ["import", str(hub), "--from", "llada", "--out", str(tmp_path / "run")],
         ["sample", "--model", str(hub)],
-        ["train", RECIPE, "--train.start", str(hub), "--train.out", str(tmp_path / "run")],
-    ):
+        ["train", RECIPE, "--train.start", str(hub), "--train.out", str(tmp_path / "run"),
+         "--data.limit", "1", "--train.eval-every", "0"],
+    ):  # fmt: skip
         assert f"{file} {says}" in complaint(capsys, *command)
     assert [path.name for path in tmp_path.iterdir()] == ["hub"], "nothing half-written"
 
