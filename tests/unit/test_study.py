@@ -46,7 +46,7 @@ def test_the_same_records_give_the_same_bytes(study) -> None:
     page, figures = study(whole())
     assert study(whole(), "two") == (page, figures)
     assert set(figures) == {
-        "generation.png", "trade-off.png", "dynamics.png", "transitions.png",
+        "generation.png", "crossover.png", "trade-off.png", "dynamics.png", "transitions.png",
     }  # fmt: skip
     for name, content in figures.items():
         assert len(content) < 100_000, name
@@ -130,7 +130,7 @@ def test_pages_of_few_records_have_their_figures(study) -> None:
     ]  # fmt: skip
     broken = [replace(r, value=None) if r.model == RUNS["XDLM k=0.5"] else r for r in broken]
     page, figures = study(broken)
-    assert len(figures) == 4 and "± ?" in page and "| inf" in page
+    assert len(figures) == 5 and "± ?" in page and "| inf" in page
     assert study([ppl("MDLM", 20.0)], "two")[1] == {}
 
 

@@ -14,10 +14,10 @@ from xdlm.report.study.balance import bowed, distance
 from xdlm.report.study.changes import counts_of
 from xdlm.report.study.collection import averaged, once
 from xdlm.report.study.course import gaps, shrinks
+from xdlm.report.study.crossover import against_masked, crossing
 from xdlm.report.study.judges import compare
 from xdlm.report.study.page import Section
 from xdlm.report.study.verdict import Estimate, Finding, Outcome, agreement, below, positive
-from xdlm.report.study.writing import crossing
 
 
 def test_what_follows_the_paper_holds() -> None:
@@ -141,6 +141,17 @@ def test_where_lines_cross() -> None:
     """Straight on logarithmic axes: 4 to 1 against 2 to 2 over 8 to 32 steps meet halfway."""
     assert crossing({8: 4.0, 32: 1.0}, {8: 2.0, 32: 2.0}) == pytest.approx([16])
     assert crossing({8: 4.0, 32: 3.0}, {8: 2.0, 32: 2.0}) == []
+
+
+def test_quality_beside_masked_noise() -> None:
+    """Relative errors of 3 and 4 % make one of 5 %; what is beyond all numbers is not drawn, nor what
+    masked noise has nothing beside."""
+    lines = against_masked({
+        "MDLM": {8: Estimate(100, 3), 32: Estimate(50, 1)},
+        "UDLM": {8: Estimate(80, 3.2), 32: Estimate(math.inf, math.nan), 64: Estimate(1, 1)},
+    })  # fmt: skip
+    assert lines["MDLM"] == [(8, 1, 0), (32, 1, 0)], "nothing to compare with itself"
+    assert lines["UDLM"] == [pytest.approx((8, 0.8, 0.8 * 0.05))]
 
 
 def test_the_distance_from_the_line() -> None:

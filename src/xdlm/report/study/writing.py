@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,9 @@ from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid, Study
 from xdlm.report.study.commands import write_again
+from xdlm.report.study.crossover import crossings, plot_crossover
 from xdlm.report.study.likelihood import MASKED, MIXED, ranked
-from xdlm.report.study.page import Section, beside_real, by_method, missing, of_paper
+from xdlm.report.study.page import Plot, Section, beside_real, by_method, missing, of_paper
 from xdlm.report.study.verdict import Estimate, Finding, Test, below, under
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def generation(study: Study) -> Section:
     judged = {judge: study.written(judge) for judge in study.judges}
     entropy = study.written(None)
     most = max((n for cells in judged.values() for n in shared(cells)), default=_STEPS[-1])
-    parts = [_crossings(judged)]
+    parts = [crossings(judged)]
     for judge, cells in judged.items():
         title = f"Perplexity under {judge} by sampling steps, lower is better"
         parts += [
@@ -48,7 +48,11 @@ def generation(study: Study) -> Section:
         parts += missing(paper.METHODS, cells, f"texts under {judge}, step {study.step:,}")
         parts += missing(map(str, _STEPS), map(str, all_steps(cells)), f"sampling steps, {judge}")
     records = [r for r in study.last if r.metric in ("gen_ppl", "entropy")]
-    figures = {"generation": lambda file: _plot(study, judged, entropy, file)} if judged else {}
+    figures: dict[str, Plot] = {}
+    if judged:
+        figures["generation"] = lambda file: _plot(study, judged, entropy, file)
+        if any(map(shared, judged.values())):
+            figures["crossover"] = lambda file: plot_crossover(study.methods, judged, file)
     return Section(
         "Generated text", ("tab:owt_performance", "tab:lm1b_performance"),
         parts,
@@ -103,41 +107,6 @@ def all_steps(cells: Grid[int]) -> list[int]:
 def shared(cells: Grid[int]) -> set[int]:
     """Numbers of steps of both models that findings are about."""
     return set(cells.get(MASKED, ())) & set(cells.get(MIXED, ()))
-
-
-def crossing(lower: Mapping[int, float], higher: Mapping[int, float]) -> list[float]:
-    """Where two lines that are straight on logarithmic axes cross."""
-    gaps = {n: math.log(lower[n] / higher[n]) for n in sorted(set(lower) & set(higher))}
-    found = []
-    for left, right in pairwise(gaps):
-        a, b = gaps[left], gaps[right]
-        if a * b < 0:
-            found.append(math.exp(math.log(left) + math.log(right / left) * a / (a - b)))
-    return found
-
-
-def _crossings(judged: Mapping[str, Grid[int]]) -> str:
-    """From how many steps on masked noise writes better."""
-
-    def told(cells: Mapping[str, Mapping[int, float]]) -> str:
-        places = crossing(cells.get(MIXED, {}), cells.get(MASKED, {}))
-        return " and ".join(f"at {n:,.0f} steps" for n in places) or "nowhere"
-
-    theirs = {
-        name: {int(n): paper.OWT_QUALITY.column(n)[name] for n in _STEPS}
-        for name in (MIXED, MASKED)
-    }
-    ours = [f"under {judge} {told(_values(cells))}" for judge, cells in judged.items()]
-    if not ours:
-        return ""
-    return f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(theirs)}."
-
-
-def _values(cells: Grid[int]) -> dict[str, dict[int, float]]:
-    return {
-        name: {n: found.value for n, found in row.items() if math.isfinite(found.value)}
-        for name, row in cells.items()
-    }
 
 
 def _ranks(cells: Grid[int], most: int) -> str:

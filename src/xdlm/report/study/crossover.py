@@ -1,0 +1,89 @@
+"""From how many sampling steps on masked noise writes better than mixed noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xdlm.report.colours import series_colours
+from xdlm.report.figures import Lines, Point, draw_by_steps
+from xdlm.report.plots import save_panels
+from xdlm.report.study import paper
+from xdlm.report.study.collection import Grid
+from xdlm.report.study.likelihood import MASKED, MIXED
+from xdlm.report.study.verdict import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PAPER: Grid[int] = {
+    name: {
+        int(n): Estimate(float(figure), 0.0)
+        for n, figure in zip(paper.OWT_QUALITY.columns, figures, strict=True)
+    }
+    for name, figures in paper.OWT_QUALITY.rows.items()
+}
+
+
+def crossing(lower: Mapping[int, float], higher: Mapping[int, float]) -> list[float]:
+    """Where two lines that are straight on logarithmic axes cross."""
+    gaps = {n: math.log(lower[n] / higher[n]) for n in sorted(set(lower) & set(higher))}
+    found = []
+    for left, right in pairwise(gaps):
+        a, b = gaps[left], gaps[right]
+        if a * b < 0:
+            found.append(math.exp(math.log(left) + math.log(right / left) * a / (a - b)))
+    return found
+
+
+def crossings(judged: Mapping[str, Grid[int]]) -> str:
+    """From how many steps on masked noise writes better."""
+
+    def told(cells: Mapping[str, Mapping[int, float]]) -> str:
+        places = crossing(cells.get(MIXED, {}), cells.get(MASKED, {}))
+        return " and ".join(f"at {n:,.0f} steps" for n in places) or "nowhere"
+
+    ours = [f"under {judge} {told(_values(cells))}" for judge, cells in judged.items()]
+    if not ours:
+        return ""
+    return f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(_values(_PAPER))}."
+
+
+def _values(cells: Grid[int]) -> dict[str, dict[int, float]]:
+    return {
+        name: {n: found.value for n, found in row.items() if math.isfinite(found.value)}
+        for name, row in cells.items()
+    }
+
+
+def against_masked(cells: Grid[int]) -> Lines:
+    """Perplexities divided by masked noise's at as many steps; for two that are independent, relative
+    errors add in squares: (se(a / b) / (a / b))^2 = (se(a) / a)^2 + (se(b) / b)^2."""
+    reference = {n: e for n, e in cells.get(MASKED, {}).items() if math.isfinite(e.value)}
+    drawn: Lines = {}
+    for name, row in cells.items():
+        for steps in sorted(set(row) & set(reference)):
+            one, other = row[steps], reference[steps]
+            if not math.isfinite(one.value):
+                continue
+            ratio = one.value / other.value
+            relative = math.hypot(one.stderr / one.value, other.stderr / other.value)
+            stderr = 0.0 if name == MASKED else ratio * relative
+            drawn.setdefault(name, []).append(Point(float(steps), ratio, stderr))
+    return drawn
+
+
+def plot_crossover(methods: Sequence[str], judged: Mapping[str, Grid[int]], file: Path) -> None:
+    """Quality beside masked noise's, by each judge, and in the paper."""
+    colours = series_colours(methods)
+    theirs = {name: row for name, row in _PAPER.items() if name in colours}
+
+    def panel(cells: Grid[int], who: str) -> Callable[[Axes], None]:
+        title = f"perplexity / {MASKED}'s ({who})"
+        return lambda axes: draw_by_steps(axes, against_masked(cells), colours, title, None)
+
+    panels = [panel(cells, judge) for judge, cells in judged.items()]
+    save_panels(file, [*panels, panel(theirs, "the paper, GPT-2 Large")], small=True)
