@@ -29,6 +29,13 @@ r, w = os.pipe()
 os.close(w)
 os.read(r, 1)
 """
+VERDICT = """
+import os
+for fd in range(3, 64):
+    if os.path.exists(f'/proc/self/fd/{{fd}}'):
+        os.write(fd, {})
+os._exit(0)
+"""
 HARM = {
     "an infinite loop": "while True: pass",
     "a loop that catches all": "while True:\n try:\n  while True: pass\n except BaseException: pass",
@@ -51,10 +58,11 @@ HARM = {
     "a huge file": "f = open('big', 'wb')\nwhile True: f.write(bytes(1 << 20))",
     "an early exit": "import sys\nsys.exit(0)",
     "a quiet exit": "import os\nos._exit(0)",
-    "a made-up verdict": 'import os\n[os.write(fd, b\'["", "passed", ""]\') for fd in range(3, 9) '
-    "if os.path.exists(f'/proc/self/fd/{fd}')]\nos._exit(0)",
+    "a made-up verdict": VERDICT.format("""b'["", "passed", ""]'"""),
+    "a verdict that is no list": VERDICT.format("b'5'"),
+    "a verdict without an end": VERDICT.format("b'[' * 50_000"),
     "a flood of verdicts": "import os\n"
-    "fd = [f for f in range(3, 9) if os.path.exists(f'/proc/self/fd/{f}')]\n"
+    "fd = [f for f in range(3, 64) if os.path.exists(f'/proc/self/fd/{f}')]\n"
     "while True: [os.write(f, bytes(1 << 16)) for f in fd]",
     "an escape from its group": "import ctypes, os\nctypes.CDLL(None).prctl(1, 0)\nos.setsid()\n"
     "while True: pass",

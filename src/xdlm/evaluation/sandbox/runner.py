@@ -171,9 +171,10 @@ def _kill_group(leader: int) -> None:
 
 
 def _read_verdict(report: bytes, nonce: str) -> tuple[Any, str]:
+    """What the child told; a program may have written anything there, however deep."""
     try:
         told, verdict, why = json.loads(report)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return "failed", "ended without a verdict"
     if told != nonce:
         return "failed", "gave its own verdict"
