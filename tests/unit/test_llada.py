@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from xdlm.models import LladaConfig, build_denoiser
 from xdlm.models.llada import Llada
 
 PARITY = Path(__file__).parents[1] / "parity" / "llada"
+CPT = str(Path(__file__).parents[2] / "recipes" / "llada" / "cpt-xdlm.yaml")
 SMALL = LladaConfig(
     depth=3, width=32, heads=4, mlp_width=80, vocab_size=96, mask_id=92, context=4096
 )
@@ -201,6 +203,27 @@ def test_what_a_configuration_lacks_is_named(tmp_path: Path, capsys, kept, says:
          "--data.limit", "1", "--train.eval-every", "0"],
     ):  # fmt: skip
         assert f"{file} {says}" in complaint(capsys, *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["hub"], "nothing half-written"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "says"),
+    [
+        ({}, {}, "its depth is 3, and model.depth is 32"),
+        ({}, {"heads": 2}, "its heads is 4, and model.heads is 2"),
+        ({"rope_theta": 1e4}, {}, "its rope_theta is 10000.0, and model.rope_theta is 500000.0"),
+    ],
+)
+def test_a_run_that_starts_with_another_llada_ends_before_it_is_made(
+    tmp_path: Path, capsys, there: dict, here: dict, says: str
+) -> None:
+    """The recipe's own shape has 32 GB of weights; another number of heads has the same tensors."""
+    hub = make_folder(tmp_path / "hub", **there)
+    shape = {**asdict(SMALL), **here} if there or here else {}
+    flags = [f"--model.{name.replace('_', '-')}={value}" for name, value in shape.items()]
+    line = complaint(capsys, "train", CPT, *flags, "--train.start", str(hub),
+                     "--train.out", str(tmp_path / "run"), "--train.device", "cpu")  # fmt: skip
+    assert f"{hub} does not fit this recipe's model: {says}" in line
     assert [path.name for path in tmp_path.iterdir()] == ["hub"], "nothing half-written"
 
 

@@ -203,9 +203,13 @@ def test_what_a_run_cannot_begin_with_is_named(tmp_path: Path) -> None:
     trainer_for(small_run(tmp_path / "first", steps=1)).run()
     checkpoint = open_checkpoint(latest_checkpoint(tmp_path / "first"))
     config = small_run(tmp_path / "second")
-    wide = replace(config, model=replace(config.model, width=64))
-    with pytest.raises(UserError, match=r"does not fit this recipe's model: .* has shape"):
-        trainer_for(wide).start_from(checkpoint)
+    for name, value in {"width": 64, "heads": 2 * config.model.heads}.items():
+        other = replace(config, model=replace(config.model, **{name: value}))
+        says = f"does not fit this recipe's model: its {name} is .*, and model.{name} is {value}"
+        with pytest.raises(UserError, match=says):
+            trainer_for(other).start_from(checkpoint)
+    dropping = replace(config, model=replace(config.model, dropout=0.2))
+    trainer_for(dropping).start_from(checkpoint)
     with pytest.raises(UserError, match=r"does not fit this recipe's model: embed\.weight"):
         trainer_for(replace(config, process=ProcessConfig(kind="uniform"))).start_from(checkpoint)
 

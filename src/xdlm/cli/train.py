@@ -20,7 +20,7 @@ from xdlm.training.curves import check_curves
 from xdlm.training.device import pick_own_device
 from xdlm.training.parallel import World, join_world, started_again
 from xdlm.training.resuming import find_resume
-from xdlm.training.trained import find_model
+from xdlm.training.trained import check_start, find_model
 from xdlm.training.trainer import Trainer
 
 _DESCRIPTION = """Train a model. RECIPE is a YAML file; every field can be overridden by a flag.
@@ -75,11 +75,15 @@ def run(arguments: list[str]) -> None:
         again = world.any(started_again(out))
         checkpoint = find_resume(out, resume=options.resume, again=again)
         world.wait()  # before the first of them writes a checkpoint
+        first = config.start() if checkpoint is None else None
+        start = None if first is None else find_model(first)
+        if start is not None:
+            check_start(start, config)  # complain before a large model is made
         trainer = make_trainer(config, tokenizer_of(config.data), world)
         if checkpoint is not None:
             trainer.restore(checkpoint)
-        elif start := config.start():
-            trainer.start_from(find_model(start))
+        elif start is not None:
+            trainer.start_from(start)
         in_order = trainer.run()
     if not in_order:
         sys.exit(130)

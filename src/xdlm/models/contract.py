@@ -30,6 +30,10 @@ class BackboneConfig:
     for those that say nothing else."""
 
     kind: ClassVar[str]
+    #: Fields that may change between a run and another that starts with its weights.
+    free: ClassVar[tuple[str, ...]] = (
+        "dropout", "label_dropout", "time_conditioning", "time_scale",
+    )  # fmt: skip
     n_classes = 0
     label_dropout = 0.0
     time_conditioning = False

@@ -32,6 +32,7 @@ class LladaConfig(BackboneConfig):
     """The shape of a LLaDA; the defaults are those of LLaDA-8B."""
 
     kind: ClassVar[str] = "llada"
+    free: ClassVar[tuple[str, ...]] = ("context",)
 
     depth: int = 32
     """Number of transformer blocks."""

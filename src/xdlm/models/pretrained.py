@@ -31,6 +31,7 @@ class PretrainedConfig(BackboneConfig):
     """A model of the transformers library. All of the folder that a checkpoint needs is kept in it."""
 
     kind: ClassVar[str] = "pretrained"
+    free: ClassVar[tuple[str, ...]] = ("path", "architecture")  # the weights' names and shapes tell
 
     path: str = ""
     """Folder with config.json, safetensors and tokenizer.json; training starts with these weights."""

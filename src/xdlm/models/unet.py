@@ -33,6 +33,7 @@ class UNetConfig(BackboneConfig):
     """The shape of a U-Net."""
 
     kind: ClassVar[str] = "unet"
+    free: ClassVar[tuple[str, ...]] = (*BackboneConfig.free, "side")
 
     side: int = 32
     """Pixels along a side of an image; rows have 3 x side x side tokens."""

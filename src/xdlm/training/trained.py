@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from xdlm.bundled import NAMES, bundled_folder
 from xdlm.config import RunConfig
@@ -15,7 +18,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.tokens import Tokenizer
 from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import MODEL, RAW, Checkpoint, latest_checkpoint, open_checkpoint
-from xdlm.training.folders import Source, is_published, open_published
+from xdlm.training.folders import PublishedOther, Source, is_published, open_published
 
 _CPU = torch.device("cpu")
 
@@ -45,10 +48,34 @@ def read_trained(
     denoiser = unfilled(config, vocab.size, device=device, dtype=dtype)
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     if config.lora.rank:
-        find_model(config.start() or "").read_into(MODEL, frozen_parameters(denoiser))
+        read_start(find_model(config.start() or ""), config, frozen_parameters(denoiser))
     checkpoint.read_into(file, trained_parameters(denoiser))
     denoiser.eval().requires_grad_(False)
     return Trained(denoiser, process, tokenizer, checkpoint.weights if file == MODEL else "raw")
+
+
+def read_start(start: Source, config: RunConfig, targets: Mapping[str, Tensor]) -> None:
+    """The weights that a run begins with, averaged ones if there are any."""
+    check_start(start, config)
+    start.read_into(MODEL, targets, whose="this recipe's model")
+
+
+def check_start(start: Source, config: RunConfig) -> None:
+    """That a recipe's model is the one that its first weights are of. Shapes alone do not tell: with
+    another number of heads they are the same. Weights that were not trained under noise are what a recipe
+    makes of them."""
+    theirs, ours = start.config.model, config.model
+    if isinstance(start, PublishedOther) and not start.is_denoiser:
+        return
+    if type(theirs) is not type(ours):  # then their names differ, or they were meant to be moved
+        return
+    for name in (field.name for field in fields(ours) if field.name not in ours.free):
+        there, here = getattr(theirs, name), getattr(ours, name)
+        if there != here:
+            raise UserError(
+                f"{start.folder} does not fit this recipe's model: its {name} is {there}, and model.{name} "
+                f"is {here}"
+            )
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ from xdlm.training.resuming import check_same_run
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
-from xdlm.training.trained import find_model, unfilled
+from xdlm.training.trained import find_model, read_start, unfilled
 
 #: What a process may say before a step, from good to bad.
 _GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
@@ -336,7 +336,7 @@ class Trainer:
         if checkpoint.meta.get("data_sha256") != self.data_hash:
             raise UserError(f"cannot resume: {self.config.data.train} is not the text it was")
         if start := self.config.start() if self.config.lora.rank else None:
-            find_model(start).read_into(MODEL, frozen_parameters(self.model), whose="this model")
+            read_start(find_model(start), self.config, frozen_parameters(self.model))
         checkpoint.read_into(RAW, trained_parameters(self.model))
         checkpoint.read_into(MODEL, self.ema.average)
         if checkpoint.step > 0:
@@ -355,7 +355,7 @@ class Trainer:
             )
         trained = trained_parameters(self.model)
         weights = frozen_parameters(self.model) if self.config.lora.rank else trained
-        checkpoint.read_into(MODEL, weights, whose="this recipe's model")
+        read_start(checkpoint, self.config, weights)
         for name, average in self.ema.average.items():
             average.copy_(trained[name].detach())
 
