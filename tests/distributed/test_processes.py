@@ -11,8 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from xdlm import UserError, load
 from xdlm.api import load_tokenizer
@@ -27,17 +29,20 @@ from xdlm.config import (
     dump_config,
     load_config,
 )
-from xdlm.models import DiTConfig
+from xdlm.models import DiTConfig, LladaConfig, ModelConfig, build_denoiser
 from xdlm.training.checkpoint import (
     MODEL,
     RAW,
+    Content,
     checkpoint_folder,
     latest_checkpoint,
     open_checkpoint,
     run_checkpoints,
+    save_checkpoint,
 )
 from xdlm.training.resuming import find_resume
 from xdlm.training.runlog import read_log
+from xdlm.training.trained import find_model
 
 #: One at a time, on one worker: each of them starts processes enough for two cores.
 pytestmark = pytest.mark.xdist_group("processes")
@@ -47,6 +52,7 @@ METHODS = {
     "udlm": ProcessConfig(kind="uniform"),
     "xdlm": ProcessConfig(kind="mixed", k=0.1),
 }
+NANO = DiTConfig(depth=2, width=32, heads=2, cond_width=8, dropout=0.0)
 
 #: Several runs one after another, each going on from what is there: starting processes takes longest.
 #: Gradients travel in several parts; how many were on their way before the backward pass was over is
@@ -62,6 +68,7 @@ from xdlm.models import dit
 from xdlm.training import engine
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
 from xdlm.training.parallel import join_world
+from xdlm.training.trained import find_model
 
 finish, seen = engine.GradientSum.finish, [0, 0]
 engine._BUCKET = 3000
@@ -85,6 +92,8 @@ with join_world() as world:
         trainer = make_trainer(config, load_tokenizer(config.data.tokenizer), world)
         if latest is not None:
             trainer.restore(open_checkpoint(latest))
+        elif config.start():
+            trainer.start_from(find_model(config.start()))
         assert trainer.run()
         file.with_suffix(".early").write_text(f"{seen[0]} of {seen[1]}")
 """
@@ -137,7 +146,13 @@ main()
 
 
 def recipe(
-    folder: Path, process: ProcessConfig, name: str, *, lr: float = 1e-3, **train: object
+    folder: Path,
+    process: ProcessConfig,
+    name: str,
+    *,
+    lr: float = 1e-3,
+    model: ModelConfig = NANO,
+    **train: object,
 ) -> Path:
     settings: dict[str, object] = {
         "steps": 8, "batch": 8, "micro_batch": 3, "device": "cpu", "log_every": 1, "eval_every": 0,
@@ -145,7 +160,7 @@ def recipe(
     }  # fmt: skip
     config = RunConfig(
         process=process,
-        model=DiTConfig(depth=2, width=32, heads=2, cond_width=8, dropout=0.0),
+        model=model,
         data=DataConfig(length=32, limit=2, val=str(folder / "val.txt")),
         loss=LossConfig(kept_rows=0.5),
         optim=OptimConfig(lr=lr, warmup=3),
@@ -156,12 +171,28 @@ def recipe(
     return file
 
 
+def adapting(folder: Path) -> dict[str, Any]:
+    """Settings of a run as LLaDA's recipes have it, and the weights that it starts with."""
+    tokenizer = load_tokenizer("pocket")
+    shape = LladaConfig(
+        depth=2, width=32, heads=2, mlp_width=48, vocab_size=tokenizer.size + 3,
+        mask_id=tokenizer.size + 1,
+    )  # fmt: skip
+    config = load_config(recipe(folder, METHODS["xdlm"], "start", model=shape))
+    torch.manual_seed(0)
+    tensors = {MODEL: dict(build_denoiser(shape, shape.vocab_size).named_parameters())}
+    save_checkpoint(folder / "start", Content(config, tokenizer.files(), 0, tensors))
+    return {"model": shape, "start": str(folder / "start"), "activation_checkpointing": True}
+
+
 def run_here(file: Path, *, resume: bool = False) -> None:
     """One process: this one."""
     config = load_config(file)
     trainer = make_trainer(config, load_tokenizer(config.data.tokenizer))
     if resume:
         trainer.restore(find_resume(Path(config.train.out), resume=True))
+    elif first := config.start():
+        trainer.start_from(find_model(first))
     assert trainer.run()
 
 
@@ -259,7 +290,8 @@ def assert_same_run(one: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     """With all weights on both, gradients on their way before the last are there; and sharded, some with
-    blocks that are computed twice. Three micro batches a step on one process, two on each of two."""
+    blocks that are computed twice, of a LLaDA that is trained on too. Three micro batches a step on one
+    process, two on each of two."""
     validating = {
         "eval_every": 4,
         "eval_rows": 100,
@@ -279,7 +311,11 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
         twice = method in ("gidd", "xdlm")
         sharded = {"parallel": "fsdp", "activation_checkpointing": twice, **validating}
         files.append(recipe(tmp_path, process, f"{method}-fsdp", **sharded))
+    llada = adapting(tmp_path)
+    run_here(recipe(tmp_path, METHODS["xdlm"], "llada-one", **llada))
+    files.append(recipe(tmp_path, METHODS["xdlm"], "llada-fsdp", **llada, parallel="fsdp"))
     train_all(files)
+    assert_same_run(tmp_path / "llada-one", tmp_path / "llada-fsdp")
     assert_same_run(tmp_path / "half-ddp", tmp_path / "half-fsdp")
     for ours, theirs in zip(
         losses(tmp_path / "half-ddp"), losses(tmp_path / "half-one"), strict=True
