@@ -16,6 +16,7 @@ from rich.console import Console
 from test_cli import complaint
 
 from xdlm import UserError, load
+from xdlm.api import Completion, Model
 from xdlm.cli.chat import Conversation, Options, _shown
 from xdlm.cli.main import main
 from xdlm.tokens import TextTokenizer
@@ -35,6 +36,18 @@ def chat(monkeypatch, capsys, lines: str, *arguments: str) -> list[str]:
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     main(["chat", "--steps", "4", "--new-tokens", "12", *arguments])
     return capsys.readouterr().out.splitlines()
+
+
+def test_each_answer_says_how_it_ended(monkeypatch, capsys) -> None:
+    told = iter([Completion([1, 2], "So.", True, 3), Completion([5] * 12, "So it", False, 4)])
+    monkeypatch.setattr(Model, "complete", lambda *_, **__: [next(told)])
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    main(["chat", "--new-tokens", "12"])
+    out, said = capsys.readouterr()
+    assert out.splitlines() == ["So.", "So it"]
+    assert said.splitlines()[1:] == [
+        "2 tokens (ended), 3 forward passes", "12 tokens (no room for more), 4 forward passes",
+    ]  # fmt: skip
 
 
 def test_answers_lines_from_a_pipe(monkeypatch, capsys) -> None:
@@ -107,7 +120,7 @@ def test_messages_go_through_the_template(tmp_path: Path) -> None:
     template = find_template(TextTokenizer.load(templated(tmp_path)))
     model = load("pocket", device="cpu")
     talk = Conversation(model, template, Options(new_tokens=8, steps=2, context=60, system="Be."))
-    answer = talk.answer("Hello", ignore)
+    answer = talk.answer("Hello", ignore).text
     roles = ["system", "user", "assistant"]
     assert [m["role"] for m in talk.messages] == roles
     assert talk.messages[-1]["content"] == answer
@@ -143,6 +156,8 @@ def test_templates_that_are_none(tmp_path: Path) -> None:
         (["--system", "Be kind."], "needs a model with a chat template"),
         (["--steps", "0"], "at least 1 step"),
         (["--sampler", "ancestral", "--block-length", "4"], "no meaning for the ancestral"),
+        (["--steps", "2", "--block-length", "4"], "2 steps cannot fill 16 blocks"),
+        (["--model", "pocket-judge"], "this model is autoregressive"),
         (["--model", "pockte"], "did you mean 'pocket'"),
     ],
 )

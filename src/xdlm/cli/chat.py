@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
-from xdlm.api import Model, load
+from xdlm.api import Completion, Model, check_writes, load
 from xdlm.cli.options import check_seed, parse
 from xdlm.cli.progress import console, waiting
 from xdlm.errors import UserError
 from xdlm.report import frame_text
-from xdlm.sampling import How, Trajectory, configure
+from xdlm.sampling import ConfidenceConfig, How, Trajectory, configure
 from xdlm.tokens.chat import ChatTemplate, Message, ends_of_turn, find_template
 
 _DESCRIPTION = """Write with a model in turns; each answer is shown as it comes about.
@@ -106,7 +106,8 @@ def run(arguments: list[str]) -> None:
         except UserError as error:  # of this line; the next may do
             console().print(f"xdlm: {error}", highlight=False, markup=False)
             continue
-        screen.print(Text(answer.strip()), soft_wrap=not screen.is_terminal)
+        screen.print(Text(answer.text.strip()), soft_wrap=not screen.is_terminal)
+        console().print(_told(answer), style="dim", highlight=False, markup=False)
 
 
 @dataclass
@@ -128,14 +129,17 @@ class Conversation:
                 f"an answer of {self.options.new_tokens} tokens leaves no room in {context}; "
                 "lower --new-tokens or raise --context"
             )
-        if self.model.process is not None:
-            configure(self.options.how(), self.model.process)  # complain before the first line
+        check_writes(self.model.config)  # complain before the first line
+        assert self.model.process is not None
+        config = configure(self.options.how(), self.model.process)
+        if isinstance(config, ConfidenceConfig):
+            config.plan(self.options.new_tokens)
         if self.options.system:
             if self.template is None:
                 raise UserError("--system needs a model with a chat template, and this has none")
             self.messages = [{"role": "system", "content": self.options.system}]
 
-    def answer(self, line: str, show: Callable[[Tensor, int], None]) -> str:
+    def answer(self, line: str, show: Callable[[Tensor, int], None]) -> Completion:
         """What the model writes next; `show` is given all tokens after every step, and how many of them
         are not the answer's."""
         messages: list[Message] = [*self.messages, {"role": "user", "content": line}]
@@ -151,7 +155,7 @@ class Conversation:
         self.turns += 1
         self.ids = [*prompt, *written.tokens]
         self.messages = [*messages, {"role": "assistant", "content": written.text}]
-        return written.text
+        return written
 
     def _continued(self, line: str) -> list[int]:
         """The text so far and the line behind it, as far as there is room."""
@@ -171,6 +175,12 @@ class Conversation:
                 )
             messages = messages[:first] + messages[first + 2 :]  # a message and its answer
         return ids, messages
+
+
+def _told(answer: Completion) -> str:
+    """An answer may be empty, or break off in the middle of a word: neither should be a riddle."""
+    why = "ended" if answer.stopped else "no room for more"
+    return f"{len(answer.tokens)} tokens ({why}), {answer.nfe} forward passes"
 
 
 def _lines(screen: Console) -> Iterator[str]:

@@ -73,6 +73,15 @@ class ConfidenceConfig:
             hint = did_you_mean(self.confidence, CONFIDENCES)
             raise UserError(f"unknown confidence '{self.confidence}'{hint}")
 
+    def plan(self, n_open: int) -> list[Block]:
+        """The blocks of `n_open` open positions; an error, where the steps are too few for them."""
+        return plan_blocks(n_open, steps=self.steps, block_length=self.block_length, k=self.k)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.filter.temperature > 0 or self.confidence == "random"
+
 
 class Turn(NamedTuple):
     """One step of a plan: which block, how many masks to fill and tokens to rewrite, the share of masks
@@ -137,10 +146,7 @@ def decode(
     mask_id = _checked_mask(process, stop_ids)
     _check_rows(denoiser, given, frozen, padding, config)
     n_open = _count_open(frozen)
-    if blocks is None:
-        blocks = plan_blocks(
-            n_open, steps=config.steps, block_length=config.block_length, k=config.k
-        )
+    blocks = config.plan(n_open) if blocks is None else blocks
     check_blocks(blocks, n_open)
     index = torch.arange(len(given)) if index is None else index
     position = torch.arange(given.shape[1], device=device)

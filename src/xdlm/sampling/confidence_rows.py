@@ -14,7 +14,6 @@ from xdlm.ops import Stream
 from xdlm.sampling.confidence import ConfidenceConfig, Turn, stop_rows, surest, turns
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.rows import Ask, HeadKey, Row, RowArgs, Wave
-from xdlm.sampling.schedule import plan_blocks
 
 
 class ConfidenceRow(Row):
@@ -40,14 +39,7 @@ class ConfidenceRow(Row):
                 "guidance is away from the text without its prompt, so it needs a prompt"
             )
         self.config, self.mask_id = config, mask_id
-        self.plan = list(
-            turns(
-                plan_blocks(
-                    int(self.open.sum()), steps=config.steps, block_length=config.block_length,
-                    k=config.k,
-                )
-            )
-        )  # fmt: skip
+        self.plan = list(turns(config.plan(int(self.open.sum()))))
         self.steps = len(self.plan)
         self.rewrites = any(turn.rewrite for turn in self.plan)
         self.place = self.open.cumsum(0) - 1  # of an open position among all open ones
