@@ -35,6 +35,9 @@ def test_programs_run_on_request_alone(capsys: pytest.CaptureFixture[str]) -> No
     (["--tasks", "gsm9k"], "did you mean 'gsm8k'"), (["--limit", "0"], "at least 1"),
     (["--pass-at", "2"], "must lie in 1..1"), (["--block-length", "4"], "no meaning"),
     (["--steps"], "at least one number"),
+    (["--sampler", "confidence", "--block-length", "8", "--steps", "64", "4"], "4 steps cannot fill 32"),
+    (["--tasks", "mbpp", "--run-code", "--programs", "2", "--sampler", "confidence"],
+     "writes the same program 2 times: give a --temperature"),
 ])  # fmt: skip
 def test_bad_commands(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in complaint(capsys, "eval", "llm", *words)

@@ -125,8 +125,9 @@ def run(arguments: list[str]) -> None:
         Responder(model, writing, context=options.context, progress=progress)
         for writing in settings
     ]
+    asking.check_repeats(options.tasks, responders[0])  # complain before the first question
     if options.chat:
-        responders[0].template()  # complain before the first question
+        responders[0].template()
     table = Table("task", "steps", "metric", "value", "questions", "ends", "forward passes")
     held = Held(options.records)
     prepared = cache(partial(_prepared, responders[0], asking))

@@ -10,7 +10,7 @@ from xdlm.errors import UserError
 from xdlm.evaluation.conditional import Answer, Question, conditional_likelihood
 from xdlm.evaluation.harness.settings import Completed, Responding, WriterSettings
 from xdlm.evaluation.subject import Progress, unseen
-from xdlm.sampling import configure
+from xdlm.sampling import ConfidenceConfig, configure
 from xdlm.tokens.chat import ChatTemplate, ends_of_turn, find_template
 
 
@@ -48,10 +48,15 @@ class Responder:
     """Tokens that a prompt and its answer may have together; by default any number."""
     progress: Progress = unseen
     n_cut: int = 0
+    repeats_differ: bool = field(init=False, default=True)
+    """Whether the same prompt, asked again, has another answer."""
 
     def __post_init__(self) -> None:
         if self.model.process is not None:
-            configure(self.writing.how, self.model.process)
+            config = configure(self.writing.how, self.model.process)
+            if isinstance(config, ConfidenceConfig):
+                config.plan(self.writing.length)
+            self.repeats_differ = not isinstance(config, ConfidenceConfig) or config.is_random
         if self.draws < 1:
             raise UserError(f"a likelihood needs at least one draw, got {self.draws}")
         if self.context is not None and self.context <= self.writing.length:

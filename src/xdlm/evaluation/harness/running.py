@@ -71,6 +71,14 @@ class Asking:
         if unread:
             available_guards()
 
+    def check_repeats(self, tasks: Sequence[str], responder: Responder) -> None:
+        """That several programs of a problem would be several."""
+        if self.programs > 1 and set(CODE) & set(tasks) and not responder.repeats_differ:
+            raise UserError(
+                f"at temperature 0 this sampler writes the same program {self.programs} times: give a "
+                "--temperature, or leave --programs out"
+            )
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -128,6 +136,7 @@ def planned(
 def ask(responder: Responder, name: str, task: str, asking: Asking) -> Asked:
     """Put a task's questions to the model called `name`."""
     asking.check([task])
+    asking.check_repeats([task], responder)
     found, model, wanted = _evaluated(responder, task, asking)
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     said = [_said(sample, task) for sample in samples]
