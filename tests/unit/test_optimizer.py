@@ -125,6 +125,20 @@ def test_learning_rate() -> None:
     assert learning_rate(OptimConfig(lr=1.0, warmup=0), 0, 10) == 1.0
 
 
+def test_without_decay_the_weights_are_their_own_average() -> None:
+    """A large model is not held twice."""
+    model = torch.nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    ema = Ema(model, decay=0.0)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    ema.update(model, n_updates=1)
+    model.weight.data = model.weight.data.clone()  # as sharding may move it
+    with ema.applied(model):
+        assert ema.average.keys() == {"weight"}
+        assert ema.average["weight"].data_ptr() == model.weight.data_ptr()
+
+
 def test_ema_follows_and_steps_aside() -> None:
     model = torch.nn.Linear(2, 2)
     ema = Ema(model, decay=0.5)

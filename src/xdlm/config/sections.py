@@ -123,7 +123,8 @@ class OptimConfig:
     clip: float = 1.0
     """Largest norm of the gradient."""
     ema: float = 0.9999
-    """Decay of the averaged weights, reached gradually from the start of the run."""
+    """Decay of the averaged weights, reached gradually from the start of the run; 0 averages nothing, and
+    takes no memory."""
 
     def __post_init__(self) -> None:
         if self.kind not in (kinds := ("adamw", "muon")):
