@@ -300,7 +300,7 @@ def test_arguments_of_lm_eval_reach_the_sampler(local: Path) -> None:
     made = register().create_from_arg_string(
         "model=pocket-mdlm,sampler=confidence,block_length=4,guidance=1.5,steps=6,length=8,k=0.1,"
         "draws=3,context=64",
-        {"batch_size": 1, "device": "cpu", "max_batch_size": None},
+        {"batch_size": 1, "device": "cuda:0", "max_batch_size": None},  # as its command has it
     )
     responder = made.responder
     assert (responder.draws, responder.context, responder.writing.length) == (3, 64, 8)
@@ -310,7 +310,12 @@ def test_arguments_of_lm_eval_reach_the_sampler(local: Path) -> None:
     }  # fmt: skip
     assert responder.model.sampled_as.k == made.get_model_info()["sampled_as"]["k"] == 0.1
     for arguments, says in (
-        ("stpes=4", "unknown argument 'stpes'; did you mean 'steps'"),
+        ("stpes=4", "model_args: unknown key 'stpes'; did you mean 'steps'"),
+        ("steps=four", "model_args: steps: expected int, got 'four'"),
+        ("steps=2.5", "model_args: steps: expected int, got 2.5"),
+        ("k=x", "model_args: k: expected float, got 'x'"),
+        ("sampler=confident", "did you mean 'confidence'"),
+        ("device=cuda:99", "no CUDA device|cuda:99"),
         ("block_length=4", "no meaning for the ancestral sampler"),
         ("k=2", "must lie in"),
     ):
@@ -333,7 +338,7 @@ def test_command_line_of_lm_eval(
     with pytest.raises(SystemExit) as stop:
         lm_eval_main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith("xdlm: unknown argument 'stpes'")
+    assert capsys.readouterr().err.startswith("xdlm: model_args: unknown key 'stpes'")
 
 
 @pytest.fixture

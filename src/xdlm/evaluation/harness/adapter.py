@@ -11,7 +11,8 @@ or on lm-eval's own command line, with all of its tasks:
 
 Arguments are those of `load`, the fields of `WriterSettings`, whatever the sampler alone understands
 (block_length=32), `draws` of a likelihood, the longest `context`, and `k` to sample as a model of mixed
-noise of that ratio. They say how answers are written: a task's own temperature is not looked at.
+noise of that ratio. They say how answers are written: a task's own temperature is not looked at. Without
+`--device` a GPU is used where there is one.
 
 `loglikelihood` is a lower bound on log p for a model of noise, from `draws` draws, and exact for an
 autoregressive one; its second part, whether the answer is the greedy one, is told by the latter alone.
@@ -21,11 +22,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, field, make_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_type_hints
 
-from xdlm.errors import UserError, did_you_mean
+from xdlm.config import from_tree
+from xdlm.errors import UserError
 from xdlm.evaluation.conditional import Answer
 from xdlm.evaluation.generation import mean
 from xdlm.evaluation.harness.responder import Prompt, Reply, Responder
@@ -117,29 +119,37 @@ class Answering:
         return info
 
 
-_LOADING = ("device", "weights", "precision")
-_ASKING = ("draws", "context")
-_WRITING = tuple(each.name for each in fields(WriterSettings) if each.name != "options")
+_LOADING = {"device": str, "weights": str, "precision": str}
+_ASKING = {"draws": int, "context": int}
+_WRITING = {
+    name: hint for name, hint in get_type_hints(WriterSettings).items() if name != "options"
+}
 #: What one sampler alone understands.
-_SAMPLING = tuple(name for name in How.__annotations__ if name not in _WRITING)
+_SAMPLING = {name: hint for name, hint in get_type_hints(How).items() if name not in _WRITING}
+_Arguments = make_dataclass(
+    "_Arguments",
+    [
+        (name, hint, field(default=None))
+        for name, hint in (_LOADING | _ASKING | _WRITING | _SAMPLING | {"k": float}).items()
+    ],
+)
+#: What lm-eval's command says where nobody has said anything.
+_UNASKED = "cuda:0"
 
 
 def _opened(name: str, arguments: Mapping[str, Any]) -> Responder:
     """A model by name, asked as the arguments say."""
     from xdlm import load
 
-    known = (*_LOADING, *_ASKING, *_WRITING, *_SAMPLING, "k")
-    for argument in arguments:
-        if argument not in known:
-            raise UserError(f"unknown argument '{argument}'{did_you_mean(argument, known)}")
+    given = {each: value for each, value in arguments.items() if value is not None}
+    given = {each: value for each, value in given.items() if (each, value) != ("device", _UNASKED)}
+    said = vars(from_tree(_Arguments, given, "model_args"))
 
-    def of(names: tuple[str, ...]) -> dict[str, Any]:
-        return {each: arguments[each] for each in names if arguments.get(each) is not None}
+    def of(names: Mapping[str, Any]) -> dict[str, Any]:
+        return {each: said[each] for each in names if each in given}
 
-    loading: dict[str, Any] = of(_LOADING)
-    model = load(name, **loading)
-    k = arguments.get("k")
-    model = model if k is None else model.mixed(float(k))
+    model = load(name, **of(_LOADING))
+    model = model if said["k"] is None else model.mixed(said["k"])
     return Responder(model, WriterSettings(**of(_WRITING), options=of(_SAMPLING)), **of(_ASKING))
 
 
