@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_cli import complaint
 
 from xdlm import UserError, Vocab, load
 from xdlm.api import load_tokenizer
@@ -166,6 +167,30 @@ def test_what_cannot_be_a_denoiser_is_refused(tmp_path: Path) -> None:
         parse_config(f"model: {{kind: pretrained, path: {folder}, shft: true}}")
     with pytest.raises(UserError, match="unknown kind 'pretrain'; did you mean 'pretrained'"):
         parse_config("model: {kind: pretrain}")
+
+
+def test_damaged_folders_are_one_line(tmp_path: Path, capsys) -> None:
+    tokenizer = load_tokenizer("pocket")
+    folder = make(tmp_path / "lm", "llama", vocab=tokenizer.size)
+    weights, shape = folder / "model.safetensors", folder / "config.json"
+    whole, known = weights.read_bytes(), shape.read_text()
+    capsys.readouterr()  # what the library says in making it
+
+    def line() -> str:
+        return complaint(
+            capsys, "import", str(folder), "--from", "transformers", "--out", str(tmp_path / "out")
+        )
+
+    for tokens in ([{"id": 3}], "none"):
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+        assert "tokenizer.json is damaged: its added_tokens" in line()
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    weights.write_bytes(whole[:100])
+    assert "transformers cannot make this model: Error while deserializing" in line()
+    weights.write_bytes(whole)
+    shape.write_text(json.dumps({**json.loads(known), "intermediate_size": 40}))
+    assert "transformers cannot make this model: " in line()
+    assert [path.name for path in tmp_path.iterdir()] == ["lm"], "nothing half-written"
 
 
 def test_adaptation_starts_from_the_folder_and_comes_back(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from xdlm.errors import UserError
@@ -249,7 +250,7 @@ def _transformers() -> Iterator[Any]:
     transformers.logging.disable_progress_bar()
     try:
         yield transformers
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except (ValueError, OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"transformers cannot make this model: {reason}") from error
     finally:
@@ -260,8 +261,12 @@ def _transformers() -> Iterator[Any]:
 
 def _mask_of(folder: Path) -> int | None:
     """The id of the mask in a folder's tokenizer.json."""
-    tokens = _read_json(folder / "tokenizer.json").get("added_tokens") or []
-    ids = {token["content"]: token["id"] for token in tokens}
+    file = folder / "tokenizer.json"
+    try:
+        tokens = _read_json(file).get("added_tokens") or []
+        ids = {token["content"]: token["id"] for token in tokens}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged: its added_tokens have no content and id") from error
     return next((ids[name] for name in _MASKS if name in ids), None)
 
 
