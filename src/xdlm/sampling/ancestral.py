@@ -20,10 +20,12 @@ from xdlm.models import Denoiser, drawing_head, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, categorical, forbid, uniform
 from xdlm.ops.gather import PickedRows
-from xdlm.ops.head import Guide, RowDraws, guided
+from xdlm.ops.head import RowDraws, guided
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.guidance import Guidance
+from xdlm.sampling.looking import Look
 from xdlm.sampling.result import Sample, check_padding, find_ends, row_lengths
+from xdlm.sampling.seen import SeenRows, bar
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.watching import Watch
 from xdlm.structs import Coefs, is_special
@@ -82,6 +84,7 @@ class _Run(NamedTuple):
     guidance: Guidance
     padding: Tensor | None
     record: bool
+    seen: SeenRows | None = None
 
 
 class _Stepped(NamedTuple):
@@ -154,7 +157,8 @@ def sample(
         raise UserError("guidance is away from what the model says without labels: give labels")
     head = drawing_head(denoiser, process.special_ids)
     n_free = length if free is None else int(free.sum(1).min())
-    run = _Run(denoiser, process, head, free, n_free, label, config.guidance, padding, record)
+    seen = SeenRows.of(head, z.numel()) if process.has_uniform_noise else None
+    run = _Run(denoiser, process, head, free, n_free, label, config.guidance, padding, record, seen)
     step_fn = STEPS[config.impl]
     watch = Watch(z, config.steps + 1, record=record, on_step=on_step, on_frame=on_frame)
     nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
@@ -216,7 +220,10 @@ def _thinned_step(
     process, length = run.process, z.shape[1]
     plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, run.free)
     evaluated, active = _evaluated(run, leg, plan.needs_head)
-    picked = PickedRows(plan.needs_head[active])
+    scale = run.guidance.at(leg.t)
+    seen = run.seen if reshape is None and scale == 1 else None
+    needed = [plan.needs_head] if seen is None else [plan.surely, plan.perhaps]
+    picked = [PickedRows(rows[active]) for rows in needed]
     probs = _no_probs(z) if run.record else None
     if evaluated is None:
         evaluated = torch.ones_like(z[:, 0], dtype=torch.bool)
@@ -225,26 +232,22 @@ def _thinned_step(
         rows: tuple[Tensor, ...] = (nothing, nothing)
         z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
         return _Stepped(z, evaluated, 0, probs)
-    scale = run.guidance.at(leg.t)
-    hidden, unlabelled = _hidden(run, leg, z, active, guided=scale != 1)
-    order, n_rows = picked.order()
-    flat = order if isinstance(active, slice) else active[order // length] * length + order % length
-    wanted = torch.where(plan.from_model, uniforms.token, -1.0).flatten()[flat]
-    hidden = hidden.flatten(0, 1)[order]
-    guide = None if unlabelled is None else Guide(unlabelled.flatten(0, 1)[order], scale)
-    drawn, p_z = run.head.draw(hidden, wanted, z.flatten()[flat], reshape, guide)
-    p_drawn = None
-    if probs is not None:
-        no_draw = torch.full_like(wanted, -1.0)
-        p_drawn = run.head.draw(hidden, no_draw, drawn, None, guide)[1]
-    flat, drawn, p_z = flat[:n_rows], drawn[:n_rows], p_z[:n_rows]
-    rows = (flat // length, flat % length)
-    noisy = is_noise(leg.at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
-    if probs is not None and p_drawn is not None:
+    wanted = torch.where(plan.from_model, uniforms.token, -1.0)
+    states = _hidden(run, leg, z, active, guided=scale != 1)
+    look = Look(run.head, active, *states, scale, z, wanted, reshape, weigh_drawn=run.record)
+    if seen is None:
+        looked = look.through(*picked[0].order())
+    else:
+        # How many doubts are left travels to the host while the head is at the other rows.
+        doubts = look.doubts(seen, *picked[1].order(), bar(leg.at_t, z, uniforms.accept))
+        looked = look.through(*picked[0].order()).and_also(doubts.resolve())
+    rows = (looked.at // length, looked.at % length)
+    noisy = is_noise(leg.at_t.index(rows[0]), looked.p_z, z[rows], uniforms.accept[rows])
+    if probs is not None and looked.p_drawn is not None:
         written = noisy & plan.from_model[rows]
-        probs[rows] = torch.where(written, p_drawn[:n_rows].float(), torch.nan)
-    z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, drawn)
-    return _Stepped(z, evaluated, n_rows, probs)
+        probs[rows] = torch.where(written, looked.p_drawn.float(), torch.nan)
+    z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, looked.drawn)
+    return _Stepped(z, evaluated, len(looked.at), probs)
 
 
 def _no_probs(z: Tensor) -> Tensor:
@@ -270,7 +273,7 @@ def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, 
 def _hidden(
     run: _Run, leg: Leg, z: Tensor, active: Tensor | slice, *, guided: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Hidden states, and under guidance those without labels, from the same pass."""
+    """Hidden states, a row after the other, and under guidance those without labels, from the same pass."""
     z, label = z[active], None if run.label is None else run.label[active]
     padding = None if run.padding is None else run.padding[active]
     if guided:
@@ -282,6 +285,7 @@ def _hidden(
         hidden = run_trunk(run.denoiser, z, t, label, padding)
     else:  # sizes that hardly repeat are not worth recording
         hidden = run.denoiser.trunk(z, t, label)
+    hidden = hidden.flatten(0, 1)
     if not guided:
         return hidden, None
     labelled, unlabelled = hidden.chunk(2)

@@ -44,6 +44,16 @@ class Plan(NamedTuple):
     def needs_head(self) -> Tensor:
         return self.from_model | (self.from_noise & self.in_doubt)
 
+    @property
+    def surely(self) -> Tensor:
+        """Those of them that are noise, and to be drawn from the model."""
+        return self.from_model & ~self.in_doubt
+
+    @property
+    def perhaps(self) -> Tensor:
+        """Those of them that need the head unless they are seen to be no noise without it."""
+        return (self.from_model | self.from_noise) & self.in_doubt
+
 
 def plan_step(
     process: NoiseProcess, at_s: Coefs, at_t: Coefs, z: Tensor, branch: Tensor, free: Tensor | None

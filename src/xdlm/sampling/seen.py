@@ -1,0 +1,80 @@
+"""Tokens that are surely no noise, told without a sum over the vocabulary.
+
+Whether a token z is noise hangs on `p(z) = exp(l_z)/Z` (`step.is_noise`). It is none where
+
+    log p(z) >= bar,   bar = log(b(z)/alpha) + log(1/accept - 1)
+
+and only Z takes the whole vocabulary. If the position went through the head before, in a hidden state h0
+and with a sum Z0, then no logit has grown since by more than `|w_v| |h - h0|`, hence
+
+    log p(z) >= l_z - log Z0 - |h - h0| max_v |w_v|
+
+Where this reaches the bar, the row need not go through the head again. That is the same decision by the
+same random number, so it changes no text.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xdlm.ops.device import has_triton
+from xdlm.ops.head import DrawingHead, RowDraws
+from xdlm.structs import Coefs, align
+
+#: Nats by which a sum of products may differ from the head's own, which adds in another order.
+_ROUNDING = 1e-2
+
+
+def bar(at_t: Coefs, z: Tensor, accept: Tensor) -> Tensor:
+    """[B, L] float32: the log-probability from which on a token is no noise, by this random number."""
+    odds = at_t.b.at(z) / align(at_t.alpha, z) * (1 - accept) / accept
+    return odds.log().float()
+
+
+class SeenRows:
+    """What the head found at each of so many positions when it last looked there."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...], n: int
+    ) -> None:
+        self._weight, self._bias = weight, bias
+        reach = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+        reach[list(special)] = 0.0
+        self._radius = reach.max()
+        self._hidden = weight.new_empty(0)
+        #: log Z0, and infinite where nothing is known
+        self._log_total = torch.full((n,), torch.inf, device=weight.device)
+        self._fused = weight.is_cuda and has_triton()
+
+    @classmethod
+    def of(cls, head: RowDraws, n: int) -> SeenRows | None:
+        """None if the head is not linear: then nothing is known of how its logits move."""
+        if not isinstance(head, DrawingHead):
+            return None
+        return cls(head.plain.weight, head.plain.bias, head.special, n)
+
+    def doubtful(
+        self, at: Tensor, hidden: Tensor, rows: Tensor, z: Tensor, bar: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Which of R positions `at` still need the head, and the logits of their tokens `z`; `hidden[rows]`
+        are their states now."""
+        if not self._hidden.numel():
+            self._hidden = hidden.new_zeros(len(self._log_total), hidden.shape[-1])
+        if self._fused:
+            from xdlm.ops.fused_seen import fused_move
+
+            logit, moved = fused_move(hidden, rows, self._hidden, at, self._weight, z)
+        else:
+            now = hidden[rows].float()
+            logit = (now * self._weight[z]).sum(-1)
+            moved = torch.linalg.vector_norm(now - self._hidden[at], dim=-1)
+        if self._bias is not None:
+            logit = logit + self._bias[z]
+        least = logit - self._log_total[at] - moved * self._radius - _ROUNDING
+        return ~(least >= bar), logit
+
+    def remember(self, at: Tensor, hidden: Tensor, logit: Tensor, p_z: Tensor) -> None:
+        """What the head found: `log Z = l_z - log p(z)`."""
+        self._hidden[at] = hidden
+        self._log_total[at] = logit - p_z.log().float()
