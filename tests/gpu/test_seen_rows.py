@@ -11,7 +11,10 @@ from xdlm.noise import Mixed, Uniform
 from xdlm.ops.fused_seen import fused_move
 from xdlm.sampling import SamplerConfig, ancestral, sample
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
