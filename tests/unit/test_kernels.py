@@ -23,6 +23,7 @@ from xdlm.objective.fused_rates import fused_row_losses
 from xdlm.ops import Stream, draw_and_weigh, rows, uniform
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.fused_counter import fused_uniform
+from xdlm.ops.fused_seen import fused_move
 from xdlm.ops.head import DrawingHead
 from xdlm.structs import HeadRows
 
@@ -54,6 +55,12 @@ for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4
     twin, p_twin = draw_and_weigh(logits, u, x)
     assert torch.equal(drawn, twin)
     torch.testing.assert_close(p_x, p_twin, rtol=1e-5, atol=0)
+# How far rows have moved, and the logits of their tokens.
+hidden, before, weight = (torch.randn(n, 21) for n in (40, 60, 50))
+chosen, at, z = torch.randperm(40)[:30], torch.randperm(60)[:30], torch.randint(0, 50, (30,))
+logit, moved = fused_move(hidden, chosen, before, at, weight, z)
+torch.testing.assert_close(logit, (hidden[chosen] * weight[z]).sum(-1))
+torch.testing.assert_close(moved, (hidden[chosen] - before[at]).norm(dim=-1))
 # Logits far from zero, and far from each other: the unit of a draw follows them.
 torch.manual_seed(0)
 weight, u = torch.randn(700, 4), torch.rand(24, dtype=torch.float64)
@@ -254,7 +261,7 @@ from triton.compiler import ASTSource
 from xdlm.objective import fused_rates
 from xdlm.ops import fused, fused_counter, fused_draw, fused_mlp, fused_noise, fused_norm, fused_rotary
 from xdlm.ops import fused_group_norm as group_norm
-from xdlm.ops import fused_logistic
+from xdlm.ops import fused_logistic, fused_seen
 
 REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp32")
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
@@ -279,6 +286,8 @@ for kernel, types, constants in [
     (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
     (fused_draw._draw_kernel, HEAD, dict(width=50304, N_BLOCKS=16, BLOCK=3200,
                                         SPAN=4096, LANES=128)),
+    (fused_seen._move_kernel, dict(rows="*i64", at="*i64", z="*i64", logit="*fp32", moved="*fp32"),
+     dict(WIDTH=768, SPAN=1024)),
     (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),
     (fused_noise._noise_kernel, NOISE, dict(CORRUPT=1, THINNING=8, SPECIAL=(9, 4), RISING=(4, 9),
                                             N_SPECIAL=2, KEPT=0.02, BLOCK=256)),
