@@ -275,6 +275,8 @@ def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture)
     for flags, message in {
         ("--n", "0"): "n must lie in",
         ("--label", "7"): "labels must lie in 0..2, got 7",
+        ("--label", "0", "-2"): "labels must lie in 0..2, got -2; -1 stands for none",
+        ("--strip", "strip.gif"): "does not end in .png",
         ("--frames", "1"): "--frames 2",
         ("--steps", "0"): "at least 1 step",
         ("--trajectory", "film.mp4"): "does not end as a trajectory does",

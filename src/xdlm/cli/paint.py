@@ -129,13 +129,19 @@ def _checked(options: Options) -> SamplerConfig:
         check_target(Path(options.trajectory))
     for picture in (options.out, options.strip):
         if picture is not None:
-            check_file(Path(picture))
+            _check_picture(Path(picture))
     if min(options.columns, options.zoom, options.batch) < 1 or options.frames < 2:
         raise UserError("--columns, --zoom and --batch must be at least 1, and --frames 2")
     return SamplerConfig(
         options.steps, Filter(options.temperature, options.top_p),
         guidance=Guidance(options.guidance, options.schedule),
     )  # fmt: skip
+
+
+def _check_picture(file: Path) -> None:
+    check_file(file)
+    if file.suffix.lower() != ".png" and (file.is_file() or not file.exists()):  # or a device
+        raise UserError(f"'{file}' does not end in .png, and pictures are PNG files")
 
 
 def _draw(model: ImageModel, config: SamplerConfig, options: Options) -> ImageSample:

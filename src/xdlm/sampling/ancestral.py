@@ -208,8 +208,11 @@ def _checked_labels(label: Tensor, batch: int, n_classes: int) -> Tensor:
         raise UserError(f"label must have shape ({batch},), got {tuple(label.shape)}")
     if not n_classes:
         raise UserError("this model was built without classes")
-    if bool((label >= n_classes).any()):
-        raise UserError(f"labels must lie in 0..{n_classes - 1}, got {int(label.max())}")
+    outside = label[(label >= n_classes) | (label < -1)]
+    if len(outside):
+        raise UserError(
+            f"labels must lie in 0..{n_classes - 1}, got {int(outside[0])}; -1 stands for none"
+        )
     return label
 
 
