@@ -151,6 +151,13 @@ def test_a_file_that_holds_more_than_weights_is_refused(
     assert "\n" not in str(caught.value) and "a pickle ran" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", [b"", b"junk" * 100, b"PK\3\4 junk", bytes(64)])
+def test_a_damaged_file_of_weights_gets_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "vq.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"vq.pt is damaged[^\n]*[a-z]$"):
+        read_llamagen(tmp_path / "vq.pt", SMALL)
+
+
 def test_bad_input_gets_one_line() -> None:
     codec = small()
     with pytest.raises(UserError, match="a side that is a multiple of 2"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.tokens.torch_file import read_torch_file
 
 #: The files of a codec that was trained here.
 DESCRIPTION, WEIGHTS = "codec.json", "codec.safetensors"
@@ -300,16 +300,11 @@ def load_codec(folder: Path) -> VqCodec:
 
 def read_llamagen(file: Path, config: VqConfig | None = None) -> VqCodec:
     """A codec with LlamaGen's published weights (`vq_ds16_c2i.pt`, by default its VQ-16), strictly: the
-    same names and shapes, or an error. Torch's restricted reader runs nothing of the file."""
+    same names and shapes, or an error."""
     if not file.is_file():
         raise UserError(f"no codec at {file}")
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is damaged or holds more than weights: {reason}") from error
     codec = VqCodec(config if config is not None else VqConfig())
-    codec.load_state_dict(_fitting(content, codec.state_dict(), file))
+    codec.load_state_dict(_fitting(read_torch_file(file), codec.state_dict(), file))
     return codec.eval().requires_grad_(False)
 
 

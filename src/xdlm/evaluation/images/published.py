@@ -3,14 +3,13 @@ the names of torchvision's layers, batch norms with a scale of 1, and the classe
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from xdlm.errors import UserError
+from xdlm.tokens.torch_file import read_torch_file
 
 _PLAIN = {
     "Conv2d_1a_3x3": "conv", "Conv2d_2a_3x3": "conv_1", "Conv2d_2b_3x3": "conv_2",
@@ -53,11 +52,7 @@ _SCALE, _COUNTER = "bn.weight", "bn.num_batches_tracked"
 
 def read_published(file: Path) -> dict[str, Tensor]:
     """All weights under the names that `Inception` has for them, and the classes as `fc.weight`."""
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is damaged or holds more than weights: {reason}") from error
+    content = read_torch_file(file)
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
         raise UserError(f"{file} is not the Inception of 2015: it is no table of weights")
     layers, found = dict(published_layers()), {}
