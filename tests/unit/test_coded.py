@@ -157,8 +157,42 @@ def test_bad_folders_get_one_line(folder: Path, tmp_path: Path) -> None:
     (folder / "dog").mkdir()
     with pytest.raises(UserError, match="dog holds no images"):
         ImageFolder.open(folder)
-    with pytest.raises(UserError, match="holds no folders of images"):
-        ImageFolder.open(folder / "ape")
+    (tmp_path / "empty").mkdir()
+    for nothing in ("empty", "absent"):
+        with pytest.raises(UserError, match=f"{nothing} holds no images"):
+            ImageFolder.open(tmp_path / nothing)
+
+
+def test_a_folder_of_images_without_classes(folder: Path, codes: Codes, tmp_path: Path) -> None:
+    rows = load_images(str(folder / "cat"), Pixels(8), limit=3)
+    assert len(rows) == 3 and rows.n_classes == 0 and rows.labels([0]) is None
+    whole = load_images(str(folder), Pixels(8))
+    np.testing.assert_array_equal(rows.take([1]), whole.take([6]))
+    with pytest.raises(UserError, match="cat holds no folders of images, one for each class"):
+        prepare_codes(ImageFolder.open(folder / "cat"), codes, tmp_path / "out", views=Views(8))
+
+
+def test_a_damaged_image_leaves_what_was_done_and_no_more(
+    folder: Path, codes: Codes, tmp_path: Path, monkeypatch
+) -> None:
+    whole, views, out = ImageFolder.open(folder), Views(8, "centre"), tmp_path / "out"
+    first = folder / "ape" / "0.png"
+    content = first.read_bytes()
+    first.write_bytes(b"no image")
+    with pytest.raises(UserError, match="damaged or no image: of no known format"):
+        prepare_codes(whole, codes, out, views=views)
+    assert not out.exists()
+    first.write_bytes(content)
+    monkeypatch.setattr(coded, "SHARD_IMAGES", 4)
+    last = folder / "cat" / "3.png"
+    content = last.read_bytes()
+    last.write_bytes(bytes(len(content)))
+    with pytest.raises(UserError, match=r"cat/3.png is damaged"):
+        prepare_codes(ImageFolder.open(folder), codes, out, views=views)
+    last.write_bytes(content)
+    whole, done = ImageFolder.open(folder), []
+    prepare_codes(whole, codes, out, views=views, on_progress=lambda n, _: done.append(n))
+    assert done == [8]
 
 
 def test_a_model_of_prepared_codes(folder: Path, codes: Codes, tmp_path: Path) -> None:

@@ -173,7 +173,10 @@ def test_bad_images_get_one_line(tmp_path: Path) -> None:
     for name, message in bad_cases(tmp_path).items():
         with pytest.raises(UserError, match=message) as caught:
             load_images(str(tmp_path / name), PIXELS)
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(caught.value) and "BytesIO" not in str(caught.value)
+    for limit in (0, -1):
+        with pytest.raises(UserError, match=f"a limit must be at least 1 image, got {limit}"):
+            load_images(str(tmp_path / "whole.webp"), PIXELS, limit=limit)
 
 
 def test_cifar_labels_and_splits_are_checked(tmp_path: Path) -> None:

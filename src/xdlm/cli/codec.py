@@ -20,6 +20,7 @@ _DESCRIPTION = """Train a VQ codec on images: it turns an image into a few codes
 examples:
   xdlm codec --data cifar10:train --out codecs/cifar10
   xdlm codec --data cifar10:train --out codecs/small --shape.channels 16 --shape.codes 256 --steps 500
+  xdlm codec --data photographs/ --side 64 --out codecs/photographs
 """
 
 
@@ -28,7 +29,8 @@ class Options:
     out: str
     """Folder to write to."""
     data: str = "cifar10:train"
-    """Images to learn from: cifar10:train, or a file of them (.webp, .png, .bin, .parquet)."""
+    """Images to learn from: cifar10:train, a file of them (a grid as .webp or .png, .bin, .parquet) or a
+    folder of images."""
     side: int = 32
     """Pixels along a side of an image."""
     shape: VqConfig = field(

@@ -17,7 +17,7 @@ class DataConfig:
     train: str = "corpus:train"
     """Training text: corpus:train, a corpus of the papers (openwebtext:train), a file, or a folder of
     files or of shards that `xdlm prepare` made. Images: cifar10:train, a file of them, a folder with a
-    folder for each class, or one of codes that `xdlm prepare imagenet` made."""
+    folder for each class or without classes, or one of codes that `xdlm prepare imagenet` made."""
     val: str | None = "corpus:heldout"
     """Validation text, in the same forms; none to skip validation."""
     tokenizer: str = "pocket"

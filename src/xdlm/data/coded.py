@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xdlm.data.crops import Views
 from xdlm.data.image_folder import ImageFolder
-from xdlm.data.journal import check_finished, journal_of, write_journal
+from xdlm.data.journal import check_finished, journal_of, nothing_for_nothing, write_journal
 from xdlm.data.packing import token_dtype
 from xdlm.data.pictures import Progress
 from xdlm.data.shards import JOURNAL, MappedTokens, Shard
@@ -120,6 +120,8 @@ def prepare_codes(
         raise UserError(f"the views have a side of {views.side} and the codes one of {codes.side}")
     if workers < 1:
         raise UserError(f"at least one worker is needed, got {workers}")
+    if not folder.classes:
+        raise UserError(f"{folder.root} holds no folders of images, one for each class")
     inputs = _inputs(folder, codes, views)
     if is_coded(out):
         done = read_coded(out)
@@ -128,7 +130,7 @@ def prepare_codes(
     shards = journal_of(out, inputs)
     write_journal(out, inputs, shards)
     n_images, n_done = len(folder.files), sum(shard.documents for shard in shards) // views.number
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers) as pool, nothing_for_nothing(out, shards):
         for start in range(n_done, n_images, SHARD_IMAGES):
             seen = _views_of(pool, folder, views, range(start, min(start + SHARD_IMAGES, n_images)))
             parts: list[NDArray[np.uint32]] = []

@@ -1,5 +1,6 @@
 """A folder of images that has a folder for each class, as ImageNet comes: its classes are these folders in
-the order of their names. Images are of any size, and are decoded when they are asked for."""
+the order of their names. Or one that has images alone, which are of no class. Images are of any size, and
+are decoded when they are asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _SUFFIXES = {".jpeg", ".jpg", ".png", ".webp", ".bmp"}
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Files by their places under `root`, class by class; `counts` says how many of each class."""
+    """Files by their places under `root`, class by class; `counts` says how many of each class. Without
+    classes there are files alone."""
 
     root: Path
     classes: tuple[str, ...]
@@ -32,19 +34,16 @@ class ImageFolder:
     def open(
         cls, root: str | Path, *, limit: int | None = None, on_progress: Progress | None = None
     ) -> ImageFolder:
-        """`limit` takes the first so many of each class."""
+        """`limit` takes the first so many of each class, or of all where there are none."""
         root = Path(root)
         if limit is not None and limit < 1:
             raise UserError(f"a limit must be at least 1 image of each class, got {limit}")
         folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         if not folders:
-            raise UserError(f"{root} holds no folders of images, one for each class")
+            return cls(root, (), (), tuple(_images_in(root)[:limit]))
         parts: list[list[str]] = []
         for i, folder in enumerate(folders):
-            names = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES)
-            if not names:
-                raise UserError(f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))})")
-            parts.append([f"{folder.name}/{name}" for name in names[:limit]])
+            parts.append([f"{folder.name}/{name}" for name in _images_in(folder)[:limit]])
             if on_progress is not None:
                 on_progress(i + 1, len(folders))
         return cls(
@@ -53,8 +52,8 @@ class ImageFolder:
         )  # fmt: skip
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        return np.repeat(np.arange(len(self.counts)), self.counts)
+    def labels(self) -> NDArray[np.int64] | None:
+        return np.repeat(np.arange(len(self.counts)), self.counts) if self.classes else None
 
     @cached_property
     def digest(self) -> str:
@@ -66,6 +65,14 @@ class ImageFolder:
         """[h, w, 3], in colour: a few of ImageNet's are not, and are used as if they were."""
         file = self.root / self.files[number]
         return decoded(file.read_bytes(), str(file), convert=True)
+
+
+def _images_in(folder: Path) -> list[str]:
+    files = folder.iterdir() if folder.is_dir() else ()
+    names = sorted(path.name for path in files if path.suffix.lower() in _SUFFIXES)
+    if not names:
+        raise UserError(f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))})")
+    return names
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Images as rows of tokens with labels, from wherever they are.
 
 A source is `cifar10:train` or `cifar10:test`, looked for under the folder of local data in any of the forms
-that it is published in; a file: a grid (.webp, .png), a batch (.bin) or .parquet; a folder with a folder of
-images for each class; or a folder of codes that `xdlm prepare imagenet` made.
+that it is published in; a file: a grid (.webp, .png), a batch (.bin) or .parquet; a folder of images, with
+a folder for each class or without classes; or a folder of codes that `xdlm prepare imagenet` made.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def load_images(
 ) -> ImageRows:
     """The images of a source as rows; `limit` takes the first so many, or of a folder with classes so many
     of each."""
+    if limit is not None and limit < 1:
+        raise UserError(f"a limit must be at least 1 image, got {limit}")
     if Path(source).is_dir():
         return _of_folder(source, tokenizer, mirrored, limit, on_progress)
     side = tokenizer.side
@@ -160,8 +162,8 @@ def read_pictures(
     if name != CIFAR or not split:
         if not Path(source).is_file():
             raise UserError(
-                f"no images at {source}: give a file (.webp, .png, .bin, .parquet), a folder with a "
-                f"folder for each class, or {CIFAR}:train or {CIFAR}:test"
+                f"no images at {source}: give a file (.webp, .png, .bin, .parquet), a folder of "
+                f"images, or {CIFAR}:train or {CIFAR}:test"
             )
         return _read([Path(source)], None, side, on_progress)
     if split not in cifar.SPLITS:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +40,20 @@ def holds_anything(out: Path) -> bool:
 def write_journal(out: Path, inputs: dict[str, Any], shards: list[Shard]) -> None:
     journal = {"inputs": inputs, "shards": [asdict(shard) for shard in shards]}
     write_atomic(out / JOURNAL, json.dumps(journal))
+
+
+@contextmanager
+def nothing_for_nothing(out: Path, shards: Sequence[Shard]) -> Iterator[None]:
+    """Bad input that is found before the first shard is done leaves no journal behind, which would bind the
+    folder to that input."""
+    try:
+        yield
+    except UserError:
+        if not shards:
+            (out / JOURNAL).unlink(missing_ok=True)
+            if not any(out.iterdir()):
+                out.rmdir()
+        raise
 
 
 def check_finished(done: Finished, inputs: dict[str, Any], out: Path) -> None:

@@ -139,7 +139,9 @@ def decoded(content: bytes, name: str, *, convert: bool = False) -> NDArray[np.u
                     f"{name} is {what} of mode {image.mode}; convert it to colour (RGB) first"
                 )
             return np.asarray(image)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError as error:  # its own words name an object of Python
+        raise UserError(f"{name} is damaged or no image: of no known format") from error
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} is damaged or no image: {reason}") from error
 
