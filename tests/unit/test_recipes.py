@@ -139,7 +139,7 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
 
 def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch) -> None:
     """The codec before models of codes, the yardstick and a model's training before its measurement, and
-    pictures of all at last."""
+    pictures of a kind as soon as all of it are measured."""
     script = runpy.run_path(str(RECIPES / "cifar10" / "run.py"))
     said = pretend(monkeypatch, script)
     monkeypatch.chdir(tmp_path)
@@ -163,7 +163,12 @@ def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch
         assert words[words.index("--inception") + 1] == "x.pt"
     painted = [words for log, *words in said if words[0] == "paint"]
     assert [words.index("--n") for words in painted] == [6, 6, 6, 7, 7]  # so many models before it
-    assert logs[-5:] == ["paint.codes"] * 3 + ["paint.pixels"] * 2
+    order = [
+        log for log in logs if log.startswith(("paint.", "codes-gidd.m", "pixels-xdlm-k0.1.m"))
+    ]
+    assert order == ["codes-gidd.measure", *["paint.codes"] * 3, "pixels-xdlm-k0.1.measure",
+                     *["paint.pixels"] * 2]  # fmt: skip
+    assert logs[-2:] == ["paint.pixels"] * 2
 
 
 def test_adaptation_differs_in_noise_alone() -> None:
