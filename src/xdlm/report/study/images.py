@@ -187,4 +187,10 @@ def _about(study: Study, records: Sequence[EvalRecord], kind: str) -> str:
         and (kind == "codes" or " through " not in r.model)
     ]  # fmt: skip
     told = [f"{r.model}: FID {estimate(r).shown(3)}" for r in sorted(real, key=lambda r: r.model)]
-    return f"{text} Real images under the same network: {'; '.join(told)}." if told else text
+    if told:
+        text += f" Real images under the same network: {'; '.join(told)}."
+    if not any(r.metric == "inception_score" for r in records):
+        text += (
+            " There is no Inception Score, which the paper has too: these weights have no classes."
+        )
+    return text
