@@ -54,6 +54,11 @@ class ImageModel:
         n_classes = self.denoiser.n_classes
         return [i % n_classes if n_classes else -1 for i in range(n)]
 
+    def check_guidance(self, scale: float) -> None:
+        """That there is something to lead away from."""
+        if scale != 1 and not self.denoiser.n_classes:
+            raise UserError("guidance needs a model with classes, and this one was built without")
+
     def sample(
         self,
         n: int = 1,
@@ -97,6 +102,8 @@ class ImageModel:
             raise UserError(
                 f"n must lie in 1..{MAX_IMAGES:,} and batch be at least 1, got {n}, {batch}"
             )
+        if config is not None:
+            self.check_guidance(config.guidance.scale)
         classes = self.labels(n) if labels is None else list(labels)
         if len(classes) != n:
             raise UserError(f"got {len(classes)} labels for {n} images")

@@ -22,7 +22,7 @@ from xdlm.config import load_config
 from xdlm.errors import UserError
 from xdlm.evaluation.records import measurement, read_records
 from xdlm.images import ImageModel, load_image_model
-from xdlm.models import UNetConfig
+from xdlm.models import UNetConfig, build_denoiser
 from xdlm.report import read_recording
 from xdlm.report.captions import captioned
 from xdlm.report.colours import LOOKS
@@ -73,6 +73,14 @@ def test_labels_may_be_given_or_left_out(model: ImageModel) -> None:
         model.sample(1, labels=[3], config=config)
     with pytest.raises(UserError, match="got 1 labels for 2 images"):
         model.sample(2, labels=[0], config=config)
+
+
+def test_guidance_needs_classes(model: ImageModel) -> None:
+    config = replace(model.denoiser.config, n_classes=0)
+    without = replace(model, denoiser=build_denoiser(config, model.denoiser.n_states))
+    assert without.sample(1, config=SamplerConfig(steps=1)).labels.tolist() == [-1]
+    with pytest.raises(UserError, match="guidance needs a model with classes"):
+        without.sample(1, config=SamplerConfig(steps=1, guidance=Guidance(2.0)))
 
 
 def test_a_model_of_text_is_no_model_of_images() -> None:

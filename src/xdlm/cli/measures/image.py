@@ -125,8 +125,8 @@ def run(arguments: list[str]) -> None:
     model = load_image_model(
         options.model, device=options.device, weights=options.weights, precision=options.precision
     )
-    if not model.denoiser.n_classes and set(options.guidance) != {1.0}:
-        raise UserError("--guidance needs a model with classes, and this one was built without")
+    for scale in options.guidance:
+        model.check_guidance(scale)
     network = _network(options, model.denoiser.device)
     source = options.data if options.data is not None else model.config.data.train
     reference = _reference(source, model.tokenizer.side, network, options)
