@@ -72,8 +72,10 @@ def main() -> None:
     study = ImageStudy(options)
     try:
         study.run()
-    finally:  # a run that failed is no reason to go without pictures of the others
+    except SystemExit:  # a run that failed is no reason to go without pictures of the others
         study.paint_the_rest()
+        raise
+    study.paint_the_rest()
 
 
 def _kind(run: str) -> str:
@@ -128,7 +130,7 @@ class ImageStudy(LaneStudy):
         log = self.folder(run) / "log.jsonl"
         if log.is_file():  # where it was trained
             write_curve(log, options.out / CURVES / f"{run}.csv")
-        steps = options.code_steps if run in _CODES else options.steps
+        steps = self._steps_of(_kind(run))
         wait([self._yardstick])  # it leaves the features of the data set, or it failed
         if steps:
             self._score(run, "--model", str(self.folder(run)), "--steps", *steps, "--guidance",
@@ -151,16 +153,18 @@ class ImageStudy(LaneStudy):
         if kind not in self._unpainted:
             return
         self._unpainted.remove(kind)
-        runs, numbers = {"codes": (_CODES, options.code_steps), "pixels": (_PIXELS, options.steps)}[
-            kind
-        ]
+        runs = [run for run in (*_PIXELS, *_CODES) if _kind(run) == kind]
         models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]
-        for steps in numbers if models else ():
+        for steps in self._steps_of(kind) if models else ():
             scale = options.guidance[-1]
             name = options.out / f"{kind}-{steps}-steps-guidance-{scale}"
             self.xdlm(f"paint.{kind}", "paint", "--model", *models, "--n", "20", "--steps", steps,
                       "--guidance", scale, "--precision", options.precision, "--zoom",
                       "2", "--out", f"{name}.png", "--strip", f"{name}-strip.png")  # fmt: skip
+
+    def _steps_of(self, kind: str) -> Sequence[str]:
+        steps: Sequence[str] = self._options.code_steps if kind == "codes" else self._options.steps
+        return steps
 
     def _make_codec(self) -> None:
         """If any run needs one, and there is time to train."""
