@@ -112,6 +112,24 @@ def test_a_unet_is_measured_too(tmp_path, capsys) -> None:
     assert "a length of its own" in capsys.readouterr().err
 
 
+def test_what_was_measured_before_a_stop_is_kept(tmp_path, monkeypatch) -> None:
+    def stopped(method, *rest):
+        if method == "gidd":
+            raise KeyboardInterrupt
+        yield from measure(method, setting(), *rest[1:])
+
+    monkeypatch.setattr("xdlm.cli.bench.measure", stopped)
+    file = tmp_path / "speed.csv"
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main(["bench", "--device", "cpu", "--tasks", "forward", "--csv", str(file)])
+    rows = [row.split(",")[:3] for row in file.read_text().splitlines()]
+    assert rows == [
+        ["method", "task", "impl"],
+        ["mdlm", "forward", "ours"],
+        ["mdlm", "forward", "plain"],
+    ]
+
+
 def setting() -> SpeedSetting:
     return SpeedSetting(
         model=PRESETS["nano"], n_tokens=40, batch=2, length=8, steps=2, k=0.1, kept_rows=0.1,

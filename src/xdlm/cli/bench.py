@@ -112,8 +112,9 @@ def run(arguments: list[str]) -> None:
     measured = [(each, _measure_all(each, options)) for each in _settings(setting, options.scan)]
     for each, cells in measured:
         _show(cells, each)
-        if options.csv is not None:
-            _append(Path(options.csv), cells, each)
+    if options.csv is not None:
+        n_cells = sum(len(cells) for _, cells in measured)
+        console().print(f"{n_cells} rows appended to {options.csv}")
     if options.plot is not None:
         from xdlm.report import plot_scan, plot_speed
 
@@ -166,6 +167,7 @@ def _settings(setting: SpeedSetting, scan: str | None) -> list[SpeedSetting]:
 
 
 def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
+    """Each cell is kept as soon as it is there: who stops it half-way has half of it."""
     cells: list[Speed] = []
     with console().status("") as status:
         for method in options.methods:
@@ -173,6 +175,8 @@ def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
                 try:
                     for cell in measure(method, setting, impl, options.tasks, status.update):
                         cells.append(cell)
+                        if options.csv is not None:
+                            _append(Path(options.csv), cell, setting)
                 except torch.cuda.OutOfMemoryError:
                     console().print(f"{method} {impl}: out of memory")
     return cells
@@ -247,9 +251,10 @@ def _gb(cell: Speed) -> str:
     return "" if cell.peak_gb is None else f"{cell.peak_gb:.2f}"
 
 
-def _append(file: Path, cells: list[Speed], setting: SpeedSetting) -> None:
-    """One row per cell; the whole file is written anew, so that it is never half a row."""
-    about = {
+def _append(file: Path, cell: Speed, setting: SpeedSetting) -> None:
+    """A row; the whole file is written anew, so that it is never half a row."""
+    row = {
+        **asdict(cell),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(),
         "device": describe(setting.device), "torch": torch.__version__,
         "python": platform.python_version(), "dtype": str(setting.dtype),
@@ -259,16 +264,12 @@ def _append(file: Path, cells: list[Speed], setting: SpeedSetting) -> None:
         "dropout": setting.model.dropout, "compiled": setting.compiled, "warmup": setting.warmup,
         "repeats": setting.repeats, "sample_repeats": setting.sample_repeats,
     }  # fmt: skip
-    rows = [{**asdict(cell), **about} for cell in cells]
-    if not rows:
-        return
     old = file.read_text(encoding="utf-8") if file.exists() else ""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(row), lineterminator="\n")
     if not old:
         writer.writeheader()
-    elif old.splitlines()[0] != ",".join(rows[0]):
+    elif old.splitlines()[0] != ",".join(row):
         raise UserError(f"{file} has other columns than this version writes; choose another file")
-    writer.writerows(rows)
+    writer.writerow(row)
     write_atomic(file, old + text.getvalue())
-    console().print(f"{len(rows)} rows appended to {file}")
