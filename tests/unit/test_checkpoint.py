@@ -387,3 +387,11 @@ def test_bytes_without_their_multipliers_are_refused(tmp_path: Path, scale) -> N
     save_tensors(tensors, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="w is of type I8"):
         layout_of_file(tmp_path / "x.safetensors")
+
+
+def test_weights_are_as_readable_as_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "any").touch()
+    save_tensors({"weight": torch.zeros(2)}, tmp_path / "new.safetensors")
+    save_tensors({"weight": torch.ones(2)}, tmp_path / "new.safetensors")
+    modes = [(tmp_path / name).stat().st_mode for name in ("any", "new.safetensors")]
+    assert modes[0] == modes[1]

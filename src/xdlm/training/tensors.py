@@ -25,8 +25,12 @@ _SCALE = "#scale"
 
 
 def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Readable for whom a new file here is: left alone, the library hides it from everyone else."""
+    file.touch()
+    mode = file.stat().st_mode
     try:
         save_file(tensors, file, metadata={"format": "pt"})
+        file.chmod(mode)
     except SafetensorError as error:  # how the library reports a full disk
         raise OSError(str(error)) from error
 
