@@ -10,6 +10,7 @@ from xdlm import load
 from xdlm.models import DiT, DiTConfig, UNet, UNetConfig, drawing_head
 from xdlm.noise import Gidd, Masked, Mixed, Uniform
 from xdlm.ops import head_logits
+from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, ancestral, sample
 from xdlm.sampling.seen import SeenRows, bar
 from xdlm.sampling.step import is_noise
@@ -30,7 +31,7 @@ def test_the_bound_is_below_the_probability(spread: float, moved: float) -> None
     """Every row whose probability is below the bar is left in doubt, however far it has moved; and of rows
     that have not, none that is clearly above."""
     weight, bias = head_of(spread)
-    seen = SeenRows(weight, bias, (MASK,), 200)
+    seen = SeenRows(DrawingHead(weight, bias, (MASK,)), 200)
     generator = torch.Generator().manual_seed(1)
     at = torch.randperm(200, generator=generator)[:120]
     before = torch.randn(120, D, generator=generator)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from xdlm.ops.blocks import Found, Head
 from xdlm.ops.device import given_or
+from xdlm.ops.fused_product import counted_product
 from xdlm.ops.padding import padded_rows
 from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
@@ -51,13 +52,20 @@ class TritonBlock:
     def logits(self, hidden: Tensor, head: Head) -> Tensor:
         """[rows, padded V] without the bias, which the kernels add as they read. Holds until the next
         call, which uses the same memory."""
+        out = self._room(hidden, head)
+        if hidden.dtype == out.dtype:
+            return torch.mm(hidden, head.weight.T, out=out)
+        return torch.mm(hidden, head.weight.T, out_dtype=out.dtype, out=out)
+
+    def counted_logits(self, hidden: Tensor, head: Head, count: Tensor, first: int) -> Tensor:
+        """The same of rows i for which `first + i` is below a number on the GPU."""
+        return counted_product(hidden, head.weight, self._room(hidden, head), count, first)
+
+    def _room(self, hidden: Tensor, head: Head) -> Tensor:
         rows, dtype = len(hidden), work_dtype(hidden.dtype)
         if self._workspace is None or len(self._workspace) < rows:
             self._workspace = hidden.new_empty(rows, len(head.weight), dtype=dtype)
-        out = self._workspace[:rows]
-        if hidden.dtype == dtype:
-            return torch.mm(hidden, head.weight.T, out=out)
-        return torch.mm(hidden, head.weight.T, out_dtype=dtype, out=out)
+        return self._workspace[:rows]
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
         logits = self.logits(rows.hidden[part], head)

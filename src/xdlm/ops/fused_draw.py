@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xdlm.ops.blocks import Head
+from xdlm.ops.device import given_or
 from xdlm.ops.fused import load_logits
 
 #: Tokens of each block that a program reads at a time; a block's size is a multiple of it.
@@ -15,10 +16,16 @@ _LANES = 128
 
 
 def fused_draw_and_weigh(
-    logits: Tensor, head: Head, uniform: Tensor, z: Tensor
+    logits: Tensor,
+    head: Head,
+    uniform: Tensor,
+    z: Tensor,
+    count: Tensor | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """As `draw_and_weigh`, in one reading of each row; `logits` [R, padded V] and `head` are prepared.
-    Where `uniform` is negative nothing is drawn, and the token is 0."""
+    Where `uniform` is negative nothing is drawn, and the token is 0. With a `count` on the GPU, row i is
+    looked at if `first + i` is below it; the others come out as anything."""
     rows = len(logits)
     drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     p_z = torch.empty(rows, dtype=torch.float64, device=logits.device)
@@ -27,20 +34,37 @@ def fused_draw_and_weigh(
         n_blocks = 16 if width <= 1 << 16 else 32
         block = triton.cdiv(triton.cdiv(width, n_blocks), _LANES) * _LANES
         _draw_kernel[(rows,)](
-            logits, head.bias, uniform.contiguous(), z.contiguous(), drawn, p_z, logits.stride(0),
-            head.size, width, N_BLOCKS=n_blocks, BLOCK=block, SPAN=triton.next_power_of_2(block),
+            logits, head.bias, uniform.contiguous(), z.contiguous(), drawn, p_z,
+            given_or(count, z), first, logits.stride(0), head.size, width,
+            COUNTED=count is not None, N_BLOCKS=n_blocks, BLOCK=block, SPAN=triton.next_power_of_2(block),
             LANES=_LANES, num_warps=8,
         )  # fmt: skip
     return drawn, p_z
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _draw_kernel(
-    logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, stride, size, width: tl.constexpr,
-    N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr,
+    logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, count_ptr, first, stride, size,
+    width: tl.constexpr, COUNTED: tl.constexpr, N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    SPAN: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    if COUNTED:
+        if first + row < tl.load(count_ptr):
+            _draw(logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, row, stride, size,
+                  width, N_BLOCKS, BLOCK, SPAN, LANES)  # fmt: skip
+    else:
+        _draw(logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, row, stride, size,
+              width, N_BLOCKS, BLOCK, SPAN, LANES)  # fmt: skip
+
+
+@triton.jit
+def _draw(
+    logits_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, row, stride, size,
+    width: tl.constexpr, N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """Sums of blocks in float64 pick a block, a running sum inside it picks the token."""
-    row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     # Float64 reaches from 2^-1022 to 2^1023, so that logits of any sensible size need no other unit.
     unit = 0.0

@@ -106,6 +106,28 @@ class DrawingHead(RowDraws):
         logits = self.math.logits(hidden, self.padded)
         return fused_draw_and_weigh(logits, self.padded, uniform, z)
 
+    def draw_counted(
+        self, hidden: Tensor, uniform: Tensor, z: Tensor, count: Tensor, likely: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `draw` with kernels, of the first `count` rows, a number on the GPU that nobody waits for; the
+        others come out as anything. The first `likely` rows are the fastest, wanted or not."""
+        from xdlm.ops.fused import TritonBlock
+        from xdlm.ops.fused_draw import fused_draw_and_weigh
+
+        assert isinstance(self.math, TritonBlock)
+        n, likely = len(hidden), min(likely, len(hidden))
+        found = [(z[:0], z[:0].double())]
+        for rows in blocks(likely, self.size, self.elements):
+            logits = self.math.logits(hidden[rows], self.padded)
+            drawn = (logits, self.padded, uniform[rows], z[rows], count, rows.start)
+            found.append(fused_draw_and_weigh(*drawn))
+        for rows in blocks(n, self.size, self.elements, first=likely):
+            logits = self.math.counted_logits(hidden[rows], self.padded, count, rows.start)
+            drawn = (logits, self.padded, uniform[rows], z[rows], count, rows.start)
+            found.append(fused_draw_and_weigh(*drawn))
+        tokens, p_z = zip(*found, strict=True)
+        return torch.cat(tokens), torch.cat(p_z)
+
 
 #: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.
 OwnDraws = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]

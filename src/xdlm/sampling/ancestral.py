@@ -93,7 +93,7 @@ class _Stepped(NamedTuple):
 
     z: Tensor
     evaluated: Tensor
-    head_rows: int
+    head_rows: int | Tensor
     probs: Tensor | None
 
 
@@ -161,7 +161,8 @@ def sample(
     run = _Run(denoiser, process, head, free, n_free, label, config.guidance, padding, record, seen)
     step_fn = STEPS[config.impl]
     watch = Watch(z, config.steps + 1, record=record, on_step=on_step, on_frame=on_frame)
-    nfe, head_rows = torch.zeros(batch, dtype=torch.int64, device=device), 0
+    nfe = torch.zeros(batch, dtype=torch.int64, device=device)
+    head_rows: int | Tensor = 0
     for i, leg in enumerate(time_grid(process, config.steps, index[:, 0])):
         uniforms = StepUniforms(
             *(draw(stream, i) for stream in
@@ -170,11 +171,11 @@ def sample(
         stepped = step_fn(run, leg, z, uniforms, _filter_of(config, leg))
         z = stepped.z
         nfe += stepped.evaluated * (1 if config.guidance.at(leg.t) == 1 else 2)
-        head_rows += stepped.head_rows
+        head_rows = head_rows + stepped.head_rows
         watch.show(z, leg.s, stepped.probs)
     ready = torch.ones_like(z, dtype=torch.bool) if free is None else free
     ends = find_ends(z, ready, stop_ids, row_lengths(z, padding))
-    return Sample(z, nfe.cpu(), head_rows, watch.trajectory(process.special_ids), ends.cpu())
+    return Sample(z, nfe.cpu(), int(head_rows), watch.trajectory(process.special_ids), ends.cpu())
 
 
 def _with_given(
@@ -241,7 +242,6 @@ def _thinned_step(
     if seen is None:
         looked = look.through(*picked[0].order())
     else:
-        # How many doubts are left travels to the host while the head is at the other rows.
         doubts = look.doubts(seen, *picked[1].order(), bar(leg.at_t, z, uniforms.accept))
         looked = look.through(*picked[0].order()).and_also(doubts.resolve())
     rows = (looked.at // length, looked.at % length)
@@ -250,7 +250,7 @@ def _thinned_step(
         written = noisy & plan.from_model[rows]
         probs[rows] = torch.where(written, looked.p_drawn.float(), torch.nan)
     z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, looked.drawn)
-    return _Stepped(z, evaluated, len(looked.at), probs)
+    return _Stepped(z, evaluated, looked.n, probs)
 
 
 def _no_probs(z: Tensor) -> Tensor:

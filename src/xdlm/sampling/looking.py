@@ -15,12 +15,14 @@ from xdlm.sampling.seen import SeenRows
 
 class Looked(NamedTuple):
     """Of R rows: their places among all positions, a token drawn for each, the probability of the one that
-    stands there and, if it was asked for, of the one drawn."""
+    stands there (infinite where it needed no look) and, if it was asked for, of the one drawn; and how
+    many of them went through the head."""
 
     at: Tensor
     drawn: Tensor
     p_z: Tensor
     p_drawn: Tensor | None
+    n: int | Tensor
 
     def and_also(self, other: Looked) -> Looked:
         """The rows of both."""
@@ -28,7 +30,7 @@ class Looked(NamedTuple):
         if self.p_drawn is not None and other.p_drawn is not None:
             p_drawn = torch.cat([self.p_drawn, other.p_drawn])
         at, drawn, p_z = (torch.cat(parts) for parts in zip(self[:3], other[:3], strict=True))
-        return Looked(at, drawn, p_z, p_drawn)
+        return Looked(at, drawn, p_z, p_drawn, self.n + other.n)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Look:
 
     def through(self, order: Tensor, n: int) -> Looked:
         """Rows through the head; those behind the first `n` only fill up."""
-        at, hidden = self._places(order), self.hidden[order]
+        at, hidden = self.places(order), self.hidden[order]
         wanted, z = self.wanted.flatten()[at], self.z.flatten()[at]
         guide = None if self.unlabelled is None else Guide(self.unlabelled[order], self.scale)
         drawn, p_z = self.head.draw(hidden, wanted, z, self.reshape, guide)
@@ -58,17 +60,20 @@ class Look:
         if self.weigh_drawn:
             no_draw = torch.full_like(wanted, -1.0)
             p_drawn = self.head.draw(hidden, no_draw, drawn, None, guide)[1][:n]
-        return Looked(at[:n], drawn[:n], p_z[:n], p_drawn)
+        return Looked(at[:n], drawn[:n], p_z[:n], p_drawn, n)
 
     def doubts(self, seen: SeenRows, order: Tensor, n: int, bar: Tensor) -> Doubts:
         """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`."""
-        at = self._places(order)
+        at = self.places(order)
         z, bar = self.z.flatten()[at], bar.flatten()[at]
         doubtful, logit = seen.doubtful(at, self.hidden, order, z, bar)
         doubtful[n:] = False
-        return Doubts(self, seen, order, logit, PickedRows(doubtful))
+        left = PickedRows(doubtful)
+        seen.expect(left)
+        return Doubts(self, seen, order, logit, left)
 
-    def _places(self, order: Tensor) -> Tensor:
+    def places(self, order: Tensor) -> Tensor:
+        """Of rows of `hidden`, among all positions."""
         if isinstance(self.active, slice):
             return order
         length = self.z.shape[1]
@@ -76,7 +81,7 @@ class Look:
 
 
 class Doubts(NamedTuple):
-    """Rows that are left to the head; how many travels to the host while other work runs."""
+    """Rows that may be left to the head."""
 
     look: Look
     seen: SeenRows
@@ -85,11 +90,26 @@ class Doubts(NamedTuple):
     left: PickedRows
 
     def resolve(self) -> Looked:
-        """Through the head, which is remembered."""
+        """Those that are, through the head, which is remembered."""
+        if self.seen.head.fused and not self.look.weigh_drawn:
+            return self._without_waiting()
         which, n = self.left.order()
         looked = self.look.through(self.order[which], n)
         which = which[:n]
-        self.seen.remember(
-            looked.at, self.look.hidden[self.order[which]], self.logit[which], looked.p_z
-        )
+        hidden = self.look.hidden[self.order[which]]
+        self.seen.remember(looked.at, hidden, self.logit[which], looked.p_z)
         return looked
+
+    def _without_waiting(self) -> Looked:
+        """The same where a GPU would stand still until the host knows how many are left and has said what
+        to do with them: it counts by itself."""
+        look, seen = self.look, self.seen
+        which, n = self.left.ordered()
+        rows = self.order[which]
+        at, hidden = look.places(rows), look.hidden[rows]
+        wanted, z = look.wanted.flatten()[at], look.z.flatten()[at]
+        drawn, p_z = seen.head.draw_counted(hidden, wanted, z, n, seen.likely)
+        looked_at = torch.arange(len(rows), device=n.device) < n
+        p_z = torch.where(looked_at, p_z, torch.inf)
+        seen.remember(torch.where(looked_at, at, seen.nowhere), hidden, self.logit[which], p_z)
+        return Looked(at, drawn, p_z, None, n)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xdlm.ops.device import has_triton
+from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import DrawingHead, RowDraws
 from xdlm.structs import Coefs, align
 
@@ -33,26 +33,36 @@ def bar(at_t: Coefs, z: Tensor, accept: Tensor) -> Tensor:
 
 
 class SeenRows:
-    """What the head found at each of so many positions when it last looked there."""
+    """What the head found at each of `n` positions when it last looked there."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...], n: int
-    ) -> None:
-        self._weight, self._bias = weight, bias
+    def __init__(self, head: DrawingHead, n: int) -> None:
+        weight, special = head.plain.weight, head.special
+        self.head, self._weight, self._bias = head, weight, head.plain.bias
         reach = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
         reach[list(special)] = 0.0
         self._radius = reach.max()
         self._hidden = weight.new_empty(0)
-        #: log Z0, and infinite where nothing is known
-        self._log_total = torch.full((n,), torch.inf, device=weight.device)
-        self._fused = weight.is_cuda and has_triton()
+        #: log Z0, infinite where nothing is known. The last row is for what shall be forgotten.
+        self._log_total = torch.full((n + 1,), torch.inf, device=weight.device)
+        self._left: PickedRows | None = None
+        self.likely = 0
 
     @classmethod
     def of(cls, head: RowDraws, n: int) -> SeenRows | None:
         """None if the head is not linear: then nothing is known of how its logits move."""
-        if not isinstance(head, DrawingHead):
-            return None
-        return cls(head.plain.weight, head.plain.bias, head.special, n)
+        return cls(head, n) if isinstance(head, DrawingHead) else None
+
+    @property
+    def nowhere(self) -> int:
+        """A position that does not count."""
+        return len(self._log_total) - 1
+
+    def expect(self, left: PickedRows) -> None:
+        """How many rows are left to the head: in the next step it will be about as many."""
+        known = None if self._left is None else self._left.count
+        if known is not None:
+            self.likely = -(-known * 9 // 2048) * 256  # an eighth more, in multiples of 256
+        self._left = left
 
     def doubtful(
         self, at: Tensor, hidden: Tensor, rows: Tensor, z: Tensor, bar: Tensor
@@ -61,7 +71,7 @@ class SeenRows:
         are their states now."""
         if not self._hidden.numel():
             self._hidden = hidden.new_zeros(len(self._log_total), hidden.shape[-1])
-        if self._fused:
+        if self.head.fused:
             from xdlm.ops.fused_seen import fused_move
 
             logit, moved = fused_move(hidden, rows, self._hidden, at, self._weight, z)
