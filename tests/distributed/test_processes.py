@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,14 +197,20 @@ def run_here(file: Path, *, resume: bool = False) -> None:
 
 
 def launch(
-    arguments: list[str | Path], *, restarts: int = 0, processes: int = 2, port: int | None = None
+    arguments: Sequence[str | Path],
+    *,
+    restarts: int = 0,
+    processes: int = 2,
+    port: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     meeting = "--standalone" if port is None else f"--master-port={port}"
     launcher = ["-m", "torch.distributed.run", meeting, f"--nproc-per-node={processes}",
                 f"--max-restarts={restarts}"]  # fmt: skip
     return subprocess.Popen(
         [sys.executable, *(launcher if processes > 1 else []), *map(str, arguments)],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ _MULTIPLE = 128
 @torch.no_grad()
 def make_room(weight: Tensor) -> None:
     """Move a parameter [V, d] to memory that holds rows of zeros behind it. Whatever gives it other memory
-    later takes the room away again, and no more."""
-    if _room(weight) is None:
+    later takes the room away again, and no more. A sharded one, which has no memory to itself, stays."""
+    if type(weight.data) is Tensor and _room(weight) is None:
         buffer = weight.new_zeros(len(weight) + -len(weight) % _MULTIPLE, *weight.shape[1:])
         buffer[: len(weight)] = weight
         weight.data = buffer[: len(weight)]

@@ -52,6 +52,14 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
+def place(denoiser: Denoiser, device: torch.device) -> None:
+    """Move a model to a device. Where it has no memory yet (meta) it gets some there, of any content."""
+    if denoiser.device.type == "meta":
+        denoiser.to_empty(device=device)
+    else:
+        denoiser.to(device)
+
+
 def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 

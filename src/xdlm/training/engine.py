@@ -17,7 +17,7 @@ from xdlm.config import TrainConfig
 from xdlm.models import Denoiser
 from xdlm.models.graphed import release_recordings
 from xdlm.training.blocks import checkpoint_blocks, compile_blocks
-from xdlm.training.device import compile_trunk
+from xdlm.training.device import compile_trunk, place
 from xdlm.training.parallel import World
 from xdlm.training.precision import WorkingCopy
 from xdlm.training.sharding import shard
@@ -51,11 +51,12 @@ class Engine(Protocol):
 def make_engine(
     model: Denoiser, config: TrainConfig, precision: torch.dtype, device: torch.device, world: World
 ) -> Engine:
-    """Move `model` to its device, shard it if that was asked for and there is anybody to share with."""
+    """Place `model` on its device, sharded if that was asked for and there is anybody to share with."""
     if config.parallel == "fsdp" and world.size > 1:
         _wrap_blocks(model, config, compile_blocks)
         return Sharded(model, precision, device)
-    engine = Replicated(model.to(device), precision, world)
+    place(model, device)
+    engine = Replicated(model, precision, world)
     whole = not config.activation_checkpointing
     _wrap_blocks(engine.running, config, compile_trunk if whole else compile_blocks)
     return engine

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from xdlm.models import Denoiser
 from xdlm.training.blocks import blocks_of
+from xdlm.training.device import place
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -25,7 +26,8 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
 
     All that is not in a block, the head above all, belongs to the whole model, which runs as its `trunk`:
     it is gathered there and stays until the backward pass is through, so that losses find the head's
-    weights as they do in any model, and their gradients come in the same way.
+    weights as they do in any model, and their gradients come in the same way. Memory is taken after a model
+    has been sharded: of one on the meta device, no process ever holds more than its part.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -35,7 +37,6 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
         register_fsdp_forward_method,
     )
 
-    denoiser.to(device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # Times and angles keep their own precision: modules cast nothing.
     policy = MixedPrecisionPolicy(
@@ -47,6 +48,7 @@ def shard(denoiser: Denoiser, precision: torch.dtype, device: torch.device) -> S
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    place(denoiser, device)
     register_fsdp_forward_method(denoiser, "trunk")
     # What a block returns may be a view: a trap for those who change it in place, and nobody does.
     warnings.filterwarnings(

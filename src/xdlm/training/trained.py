@@ -13,11 +13,13 @@ from torch import Tensor
 from xdlm.bundled import NAMES, bundled_folder
 from xdlm.config import RunConfig
 from xdlm.errors import UserError, did_you_mean
-from xdlm.models import Denoiser, PretrainedConfig, build_denoiser
+from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.tokens import Tokenizer
-from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
+from xdlm.training.adapters import frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import MODEL, RAW, Checkpoint, latest_checkpoint, open_checkpoint
+from xdlm.training.device import place
+from xdlm.training.drafts import draft
 from xdlm.training.folders import PublishedOther, Source, is_published, open_published
 
 _CPU = torch.device("cpu")
@@ -45,7 +47,10 @@ def read_trained(
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     vocab = config.vocab(tokenizer.size)
     process = config.process.build(vocab)
-    denoiser = unfilled(config, vocab.size, device=device, dtype=dtype)
+    blank = draft(config, vocab.size, to_be_read=True)
+    denoiser = blank.denoiser.to(dtype)
+    place(denoiser, device)
+    blank.fill()
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     if config.lora.rank:
         read_start(find_model(config.start() or ""), config, frozen_parameters(denoiser))
@@ -76,30 +81,6 @@ def check_start(start: Source, config: RunConfig) -> None:
                 f"{start.folder} does not fit this recipe's model: its {name} is {there}, and model.{name} "
                 f"is {here}"
             )
-
-
-@torch.no_grad()
-def unfilled(
-    config: RunConfig,
-    vocab_size: int,
-    *,
-    device: torch.device = _CPU,
-    dtype: torch.dtype = torch.float32,
-) -> Denoiser:
-    """A model whose weights are still to be read: where its backbone allows it, no time and no other memory
-    goes into random ones, and a weight that nobody fills is no number. Adapters begin as they should."""
-    causal = config.process.is_autoregressive
-    if config.model.kind == PretrainedConfig.kind:  # transformers keeps tables in buffers
-        denoiser = build_denoiser(config.model, vocab_size, causal=causal).to(device, dtype)
-    else:
-        with torch.device("meta"):
-            denoiser = build_denoiser(config.model, vocab_size, causal=causal)
-        denoiser.to(dtype).to_empty(device=device)
-        for parameter in denoiser.parameters():
-            parameter.fill_(torch.nan)
-    if config.lora.rank:
-        add_adapters(denoiser, config.lora)
-    return denoiser
 
 
 def find_model(name: str | Path) -> Source:

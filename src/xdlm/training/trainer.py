@@ -16,7 +16,6 @@ from xdlm.config import RunConfig
 from xdlm.data import Rows
 from xdlm.errors import UserError
 from xdlm.files import check_writable
-from xdlm.models import build_denoiser
 from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.tokens import Tokenizer
 from xdlm.training.adapters import frozen_parameters, trained_parameters
@@ -33,6 +32,7 @@ from xdlm.training.checkpoint import (
 )
 from xdlm.training.curves import open_curves
 from xdlm.training.device import describe, pick_own_device, pick_precision
+from xdlm.training.drafts import draft
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
 from xdlm.training.folders import Source
@@ -46,7 +46,7 @@ from xdlm.training.resuming import check_same_run
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
-from xdlm.training.trained import find_model, read_start, unfilled
+from xdlm.training.trained import find_model, read_start
 
 #: What a process may say before a step, from good to bad.
 _GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
@@ -87,11 +87,11 @@ class Trainer:
         vocab = config.vocab(tokenizer.size)
         self.process = config.process.build(vocab)
         torch.manual_seed(config.train.seed)
-        if config.start():  # `start_from` or `restore` will bring the weights
-            self.model = unfilled(config, vocab.size, device=self.device)
-        else:
-            self.model = build_denoiser(config.model, vocab.size, causal=self.process is None)
+        # `start_from` or `restore` will bring the weights, if they are not to be random.
+        blank = draft(config, vocab.size, to_be_read=bool(config.start()))
+        self.model = blank.denoiser
         self.engine = make_engine(self.model, config.train, self.precision, self.device, self.world)
+        blank.fill()
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = Optimizer(self.model, config.optim)
         self.loss = make_loss(config, self.process)
