@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_cli import complaint
 from test_pretrained import make as make_pretrained
 
@@ -16,6 +18,7 @@ from xdlm.api import load_tokenizer
 from xdlm.cli.main import main
 from xdlm.config import LoraConfig, OptimConfig, RunConfig, load_config, parse_config
 from xdlm.data import Rows, load_rows
+from xdlm.files import sha256_of
 from xdlm.models import (
     PRESETS,
     DiTConfig,
@@ -26,6 +29,8 @@ from xdlm.models import (
 )
 from xdlm.training.adapters import add_adapters, frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import (
+    BASE,
+    META,
     MODEL,
     Content,
     latest_checkpoint,
@@ -167,6 +172,70 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, rows: Rows) -> None:
     second.run()
     for a, b in zip(straight.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def trained_beside(tmp_path: Path, rows: Rows, kind: str) -> tuple[RunConfig, Path]:
+    """A run with adapters, and a file of the weights that they were trained beside: those of a checkpoint,
+    or of a folder with several files."""
+    config, base = config_of(tmp_path, LLADA), tmp_path / "start"
+    file = base / MODEL
+    if kind == "published":
+        load(base, device="cpu").publish(tmp_path / "hub", shard_bytes=50_000)
+        file = sorted((tmp_path / "hub").glob("*.safetensors"))[1]
+        config = replace(config, train=replace(config.train, start=str(tmp_path / "hub")))
+    trainer = Trainer(config, TOKENIZER, rows)
+    trainer.start_from(find_model(config.train.start))
+    assert trainer.run()
+    return config, file
+
+
+def shift(file: Path) -> None:
+    """Other numbers in one tensor of a file; in a checkpoint, so that nothing is wrong with it."""
+    tensors = load_file(file)
+    tensors[min(tensors)] += 0.25
+    save_file(tensors, file, metadata={"format": "pt"})
+    note = file.parent / META
+    if note.is_file():
+        meta = json.loads(note.read_text())
+        meta["files"][MODEL] = {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+        note.write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "published"])
+def test_adapters_are_not_put_beside_other_weights(
+    tmp_path: Path, rows: Rows, capsys, kind: str
+) -> None:
+    config, file = trained_beside(tmp_path, rows, kind)
+    run, there = tmp_path / "run", f"{file.parent} does not hold the weights"
+    first = latest_checkpoint(run)
+    longer = replace(config, train=replace(config.train, steps=4))
+    shutil.copytree(file.parent, tmp_path / "kept")
+    shift(file)
+    with pytest.raises(UserError, match=there):
+        load(run, device="cpu")
+    with pytest.raises(UserError, match=there):
+        Trainer(longer, TOKENIZER, rows).restore(open_checkpoint(first))
+    capsys.readouterr()
+    for verb in ("export --format hub --out {}", "sample --steps 2", "eval ppl --data corpus:test"):
+        arguments = verb.format(tmp_path / "out").split()
+        said = complaint(capsys, *arguments, "--model", str(run))
+        assert there in said and said.endswith("or train the adapters anew")
+    assert not (tmp_path / "out").exists()
+
+    shutil.rmtree(file.parent)
+    shutil.move(tmp_path / "kept", file.parent)
+    trainer = Trainer(longer, TOKENIZER, rows)
+    trainer.restore(open_checkpoint(first))
+    assert trainer.run()
+    assert load(run, device="cpu").step == 4
+    shift(file)
+    with pytest.raises(UserError, match=there):
+        load(run, device="cpu")
+    note = latest_checkpoint(run) / META
+    meta = json.loads(note.read_text())
+    assert meta.pop(BASE) == open_checkpoint(first).meta[BASE]
+    note.write_text(json.dumps(meta))  # as it was before there were any
+    assert load(run, device="cpu").step == 4
 
 
 def test_frozen_weights_take_the_trunks_precision(tmp_path: Path, rows: Rows) -> None:

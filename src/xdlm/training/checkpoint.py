@@ -1,6 +1,7 @@
 """Checkpoints: a folder of safetensors, JSON and YAML that is whole or not there.
 
-checkpoint.json        format, step, library version, and the size and hash of every other file
+checkpoint.json        format, step, library version, and the size and hash of every other file; for
+                       adapters also a fingerprint of the weights that they stand beside
 config.yaml            the resolved configuration
 tokenizer.json         the tokenizer; and where it has a chat template, the files that hold that
 model.safetensors      the weights to use: averaged (EMA) unless checkpoint.json says otherwise
@@ -38,6 +39,8 @@ FORMAT = 2
 _STEP = re.compile(r"step-\d{8,}")
 META, CONFIG, TOKENIZER = "checkpoint.json", "config.yaml", "tokenizer.json"
 MODEL, RAW, OPTIMIZER = "model.safetensors", "raw.safetensors", "optimizer.safetensors"
+#: What checkpoint.json calls the fingerprint.
+BASE = "base_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,16 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self.folder / TOKENIZER)
+
+    def weight_files(self) -> list[Path]:
+        """Those that hold the weights to use, be it one or one of every process."""
+        parts = shard_folder(self.folder, MODEL)
+        files = sorted(self.folder / name for name in self.meta["files"])
+        return [
+            file
+            for file in files
+            if file.suffix == ".safetensors" and (file.name == MODEL or file.parent == parts)
+        ]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """All that MODEL, RAW or OPTIMIZER holds."""

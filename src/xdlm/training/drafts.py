@@ -50,7 +50,11 @@ class _Notes(TorchDispatchMode):
         self.fills: list[Fill] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _FILLS:
             self.fills.append(Fill(args[0], args[0].shape, args[0].dtype, func, args[1:]))

@@ -51,6 +51,9 @@ class Source(Protocol):
 
     def tokenizer(self) -> Tokenizer: ...
 
+    def weight_files(self) -> list[Path]:
+        """The safetensors that hold them."""
+
     def read_into(
         self, name: str, targets: Mapping[str, Tensor], *, whose: str = "its config.yaml"
     ) -> None: ...
@@ -68,13 +71,16 @@ class Published:
     def tokenizer(self) -> TextTokenizer:
         return TextTokenizer.load(self.folder)
 
+    def weight_files(self) -> list[Path]:
+        return _files_of(self.folder)
+
     def read_into(
         self, name: str, targets: Mapping[str, Tensor], *, whose: str = f"its {CONFIG}"
     ) -> None:
         """Strictly, and tensor by tensor."""
         if name != MODEL:
             raise UserError(f"{self.folder} has one set of weights, and no raw ones beside it")
-        files = _files_of(self.folder)
+        files = self.weight_files()
         try:
             layout = {key: value for file in files for key, value in layout_of_file(file).items()}
             check_fit(layout, targets, self.folder, whose)
@@ -97,6 +103,9 @@ class PublishedOther:
 
     def tokenizer(self) -> TextTokenizer:
         return TextTokenizer.load(self.folder)
+
+    def weight_files(self) -> list[Path]:
+        return _files_of(self.folder)
 
     def read_into(self, name: str, targets: Mapping[str, Tensor], *, whose: str = "") -> None:
         assert isinstance(self.config.model, PretrainedConfig)

@@ -17,9 +17,17 @@ from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.tokens import Tokenizer
 from xdlm.training.adapters import frozen_parameters, trained_parameters
-from xdlm.training.checkpoint import MODEL, RAW, Checkpoint, latest_checkpoint, open_checkpoint
+from xdlm.training.checkpoint import (
+    BASE,
+    MODEL,
+    RAW,
+    Checkpoint,
+    latest_checkpoint,
+    open_checkpoint,
+)
 from xdlm.training.device import place
 from xdlm.training.drafts import draft
+from xdlm.training.fingerprints import fingerprint
 from xdlm.training.folders import PublishedOther, Source, is_published, open_published
 
 _CPU = torch.device("cpu")
@@ -53,7 +61,8 @@ def read_trained(
     blank.fill()
     file = MODEL if weights == checkpoint.weights or weights == "ema" else RAW
     if config.lora.rank:
-        read_start(find_model(config.start() or ""), config, frozen_parameters(denoiser))
+        known = checkpoint.meta.get(BASE) if isinstance(checkpoint, Checkpoint) else None
+        read_base(config, frozen_parameters(denoiser), known=known)
     checkpoint.read_into(file, trained_parameters(denoiser))
     denoiser.eval().requires_grad_(False)
     return Trained(denoiser, process, tokenizer, checkpoint.weights if file == MODEL else "raw")
@@ -63,6 +72,20 @@ def read_start(start: Source, config: RunConfig, targets: Mapping[str, Tensor]) 
     """The weights that a run begins with, averaged ones if there are any."""
     check_start(start, config)
     start.read_into(MODEL, targets, whose="this recipe's model")
+
+
+def read_base(config: RunConfig, targets: Mapping[str, Tensor], *, known: str | None) -> str:
+    """The weights that adapters stand beside, which must be those that they were trained beside. Returns
+    their fingerprint; none is `known` where a checkpoint is older than that."""
+    base = find_model(config.start() or "")
+    found = fingerprint(base.weight_files())
+    if known not in (None, found):
+        raise UserError(
+            f"{base.folder} does not hold the weights that the adapters were trained beside: bring those "
+            "back, or train the adapters anew"
+        )
+    read_start(base, config, targets)
+    return found
 
 
 def check_start(start: Source, config: RunConfig) -> None:

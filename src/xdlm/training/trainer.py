@@ -20,6 +20,7 @@ from xdlm.ops.rows import fused_obstacle, resolve_impl
 from xdlm.tokens import Tokenizer
 from xdlm.training.adapters import frozen_parameters, trained_parameters
 from xdlm.training.checkpoint import (
+    BASE,
     MODEL,
     OPTIMIZER,
     RAW,
@@ -35,6 +36,7 @@ from xdlm.training.device import describe, pick_own_device, pick_precision
 from xdlm.training.drafts import draft
 from xdlm.training.ema import Ema
 from xdlm.training.engine import make_engine
+from xdlm.training.fingerprints import fingerprint
 from xdlm.training.folders import Source
 from xdlm.training.interrupts import interruptible
 from xdlm.training.loader import Loader, StepBatches
@@ -46,7 +48,7 @@ from xdlm.training.resuming import check_same_run
 from xdlm.training.runlog import RunLog, SilentLog
 from xdlm.training.saving import Saver
 from xdlm.training.sharding import own_part
-from xdlm.training.trained import find_model, read_start
+from xdlm.training.trained import read_base, read_start
 
 #: What a process may say before a step, from good to bad.
 _GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
@@ -106,6 +108,7 @@ class Trainer:
             processes=self.world.size,
         )  # fmt: skip
         self.step = 0
+        self._base: str | None = None  # the fingerprint of what adapters stand beside
         self._before, self._began = 0.0, time.monotonic()
         # This process's sums since the last line of the log, loss and bound, and the number of steps.
         # Saved with the state, so that a resumed run writes the same log.
@@ -310,6 +313,7 @@ class Trainer:
                     "seconds": round(self.seconds, 3),
                     "tokens": self.step * self.config.train.batch * self.rows.length,
                     "since_log": self._since_log.tolist(),
+                    **({} if self._base is None else {BASE: self._base}),
                 },
             )
         )
@@ -335,8 +339,9 @@ class Trainer:
             )
         if checkpoint.meta.get("data_sha256") != self.data_hash:
             raise UserError(f"cannot resume: {self.config.data.train} is not the text it was")
-        if start := self.config.start() if self.config.lora.rank else None:
-            read_start(find_model(start), self.config, frozen_parameters(self.model))
+        if self.config.lora.rank:
+            known = checkpoint.meta.get(BASE)
+            self._base = read_base(self.config, frozen_parameters(self.model), known=known)
         checkpoint.read_into(RAW, trained_parameters(self.model))
         checkpoint.read_into(MODEL, self.ema.average)
         if checkpoint.step > 0:
@@ -354,6 +359,8 @@ class Trainer:
                 f"train.start: {checkpoint.folder} has another tokenizer than data.tokenizer"
             )
         trained = trained_parameters(self.model)
+        if self.config.lora.rank:
+            self._base = fingerprint(checkpoint.weight_files())
         weights = frozen_parameters(self.model) if self.config.lora.rank else trained
         read_start(checkpoint, self.config, weights)
         for name, average in self.ema.average.items():
