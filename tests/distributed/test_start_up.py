@@ -20,9 +20,9 @@ from xdlm.training.note import Note
 
 pytestmark = pytest.mark.xdist_group("processes")
 TOKENIZER = load_tokenizer("pocket")
-#: 53 MB, of which a block has a 9th and the largest tensor a 17th.
+#: 49 MB, of which the largest tensor has a 12th.
 SHAPE = LladaConfig(
-    depth=8, width=384, heads=6, mlp_width=768, vocab_size=TOKENIZER.size + 3,
+    depth=3, width=512, heads=8, mlp_width=1536, vocab_size=TOKENIZER.size + 3,
     mask_id=TOKENIZER.size + 1,
 )  # fmt: skip
 
