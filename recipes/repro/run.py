@@ -80,13 +80,22 @@ class TextStudy(LaneStudy):
         write_curve(self.folder(run) / "log.jsonl", options.out / CURVES / f"{run}.csv")
         records = ["--records", str(options.out / f"{run}.jsonl")]
         judges = ["--precision", options.precision, "--judge", *self._own_judge(), *options.judge]
-        reading = ["--data", VALIDATION, "--zero-shot", "--batch", "256", "--max-rows", "512"]
+        reading = [
+            "--data",
+            VALIDATION,
+            "--zero-shot",
+            "--batch",
+            "256",
+            "--max-rows",
+            "512",
+            "--row-nats",
+        ]
         dynamics = ["eval", "dynamics", folder, *reading, *judges, *records]
         if run == JUDGE:  # it writes nothing
             self.xdlm(f"{run}.measure", *dynamics, "--steps")
             return
         last = str(self.step_of_newest(run))
-        whole = ["--transitions", "--row-nats", "--every", last]
+        whole = ["--transitions", "--every", last]
         self.xdlm(f"{run}.last", *dynamics, *self._writing(options.steps), *whole)
         self.xdlm(f"{run}.measure", *dynamics, *self._writing(options.early_steps))
         if run == START or self.needs(run):

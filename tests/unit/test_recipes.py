@@ -113,9 +113,26 @@ def test_the_script_trains_and_measures_what_depends_on_it(
     assert {f"{run}.measure" for run in runs} <= set(logs) and "mdlm.as-xdlm" in logs
     (early,) = ([*words] for log, *words in said if log == "udlm.measure")
     assert early[-8:] == ["--steps", "8", "32", "128", "--n", "1024", "512", "256"]
+    assert "--row-nats" in early, "the gap over training is a comparison too"
     curves = Path("runs/repro/results/curves")
     assert sorted(file.stem for file in curves.iterdir()) == sorted(runs)
     assert (curves / "mdlm.csv").read_text() == "step,nats\n25,8.5000\n"
+
+
+def test_what_was_cut_before_its_first_step_goes_on(tmp_path: Path, monkeypatch) -> None:
+    """It has a checkpoint, of step 0, which training does not write over."""
+    script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
+    said = pretend(monkeypatch, script)
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.step_of_newest", lambda self, run: 0)
+    monkeypatch.setattr(
+        "xdlm.cli.lanes.latest_checkpoint",
+        lambda folder: Path("step-00000000") if folder.name == "udlm" else None,
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["run.py", "--minutes", "1", "--runs", "udlm", "gidd"])
+    script["main"]()
+    trained = {log: "--resume" in words for log, *words in said if words[0] == "train"}
+    assert trained == {"udlm": True, "gidd": False}
 
 
 @pytest.mark.parametrize("folder", ["repro", "codes"])

@@ -83,7 +83,8 @@ class LaneStudy(ABC):
         self._waiting.remove(run)
         if share <= 0 or (needed is not None and self.steps_left(needed)):
             return
-        more = ["--resume"] if self.step_of_newest(run) else []
+        # It may have been cut before its first step.
+        more = ["--resume"] if latest_checkpoint(self.folder(run)) is not None else []
         if run in self._steps:
             more += ["--train.steps", str(self._steps[run])]
         recipe = str(self._recipes[run])
