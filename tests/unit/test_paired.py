@@ -12,8 +12,19 @@ import pytest
 from xdlm import UserError, load
 from xdlm.evaluation.perplexity import measure_perplexity, plan_perplexity
 from xdlm.evaluation.records import append_records, measurement, read_records
+from xdlm.report.study.balance import distance
 from xdlm.report.study.collection import collect
-from xdlm.report.study.verdict import Estimate, below, difference, estimate, mean_of
+from xdlm.report.study.course import gaps, shrinks
+from xdlm.report.study.verdict import (
+    Estimate,
+    Outcome,
+    below,
+    combination,
+    difference,
+    estimate,
+    logarithm,
+    mean_of,
+)
 
 TEXT = ["It was a dark and stormy night; the rain fell in torrents, except now and then. " * 40]
 
@@ -42,6 +53,61 @@ def test_without_rows_or_with_others_both_are_independent() -> None:
     three, four = ((1.0, 2.0, 4.0),), ((1.0, 2.0, 4.0, 1.0),)
     for one, other in (((), ()), (three, ()), (three, four)):
         assert difference(Estimate(9, 3, one), Estimate(4, 4, other)) == Estimate(5, 5.0)
+
+
+def test_weights_count_in_sums_of_several() -> None:
+    """What all rows share cancels where weights add up to nothing; what is left scatters as it should."""
+    rng = np.random.default_rng(0)
+    hard, own = rng.normal(0, 1.0, 4000), rng.normal(0, 0.1, (3, 4000))
+    parts = [Estimate(float(n), 63.0, shares(hard + rows)) for n, rows in enumerate(own)]
+    found = combination(list(zip((0.25, 0.75, -1.0), parts, strict=True)))
+    assert found.value == pytest.approx(-1.25)
+    assert found.stderr == pytest.approx(0.1 * math.sqrt(4000 * (1 / 16 + 9 / 16 + 1)), rel=0.05)
+    apart = [part._replace(shares=()) for part in parts]
+    assert combination(list(zip((3.0, 4.0, 0.0), apart, strict=True)))[:2] == (4.0, 5 * 63.0)
+
+
+def test_a_logarithm_has_relative_errors() -> None:
+    rows = ((1.0, 2.0, 4.0),)
+    assert logarithm(Estimate(2.0, 0.1, rows)) == (math.log(2), 0.05, ((0.5, 1.0, 2.0),))
+
+
+def over_training(kept: tuple[int, ...]) -> dict[str, dict[int, Estimate]]:
+    """A gap of 10 % that grows to 12 % while rows scatter by as much as ten times that; rows are known at
+    some steps only."""
+    rng = np.random.default_rng(0)
+    cells: dict[str, dict[int, Estimate]] = {"MDLM": {}, "XDLM k=0.1": {}}
+    for step, gap in ((100, 1.10), (200, 1.12)):
+        hard = rng.normal(0.25, 0.05, 400)
+        for name, value in (("MDLM", 100.0), ("XDLM k=0.1", 100.0 * gap)):
+            rows = shares(value / 100 * (hard + rng.normal(0, 0.002, 400)))
+            cells[name][step] = Estimate(value, value / 100, rows if step in kept else ())
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("kept", "outcome"),
+    [((), Outcome.NOISE), ((200,), Outcome.NOISE), ((100, 200), Outcome.FAILS)],
+)
+def test_gaps_over_training_are_compared_row_by_row(
+    kept: tuple[int, ...], outcome: Outcome
+) -> None:
+    found = gaps(over_training(kept))
+    apart = math.hypot(0.01, 0.01)
+    for step, one in found.items():
+        assert (step in kept) == (one.stderr < apart / 10)
+        assert (step in kept) != (one.stderr == pytest.approx(apart))
+    assert shrinks("x", "y", found).outcome == outcome
+
+
+def test_places_on_the_line_are_compared_row_by_row() -> None:
+    """Perplexities of text that differ by the same in every row put no error on the distance."""
+    rows = np.random.default_rng(0).normal(0.1, 0.05, 100)
+    read = {name: Estimate(x, 5.0, shares(rows + x / 100)) for name, x in
+            (("MDLM", 50.0), ("XDLM k=0.1", 55.0), ("UDLM", 60.0))}  # fmt: skip
+    wrote = {"MDLM": Estimate(150, 3), "UDLM": Estimate(90, 4), "XDLM k=0.1": Estimate(100, 0)}
+    away = distance({name: (read[name], wrote[name]) for name in read})
+    assert away is not None and away[:2] == pytest.approx((20, 2.5))
 
 
 def test_a_mean_of_texts_has_the_rows_of_all() -> None:

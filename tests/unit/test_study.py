@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.report.study import read_study, write_study
 from xdlm.report.study.beside import add_seconds, write_curve
 from xdlm.report.study.collection import collect, once
-from xdlm.report.study.commands import read_again, write_again
+from xdlm.report.study.commands import measure_again, read_again, train_again, write_again
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -191,12 +193,58 @@ def test_commands_are_those_of_the_records() -> None:
     read = [ppl("MDLM", 20.0), ppl("UDLM", 20.0), ppl("MDLM", 20.0, "ptb:test")]
     assert read_again(read) == (
         "xdlm eval dynamics runs/repro/{mdlm,udlm} --data prepared/enwiki2014-validation --max-rows 512 "
-        "--draws 4 --seed 0 --steps --records results.jsonl"
+        "--draws 4 --seed 0 --steps --every 2000 --records results.jsonl"
     )
-    assert write_again(gen("MDLM", 9.0, 8)).splitlines()[1] == (
-        "xdlm eval dynamics runs/repro/mdlm --steps 8 --n 64 --judge judge --seed 0 "
+    rows = [ppl("MDLM", 20.0, row_nats=[1.0], step=step) for step in (1000, 2000)]
+    assert "--draws 4 --row-nats --seed 0 --steps --records" in read_again(rows)
+    written = [*gen("MDLM", 9.0, 8), *gen("MDLM", 8.0, 32, n=16)]
+    judge = ppl(
+        "MDLM", 15.0, model="runs/repro/judge", config={"process": {"kind": "autoregressive"}}
+    )
+    study = collect([*written, judge])
+    assert write_again(study, written) == (
+        "xdlm eval dynamics runs/repro/mdlm --steps 8 32 --n 64 16 --judge "
+        "models/SmolLM2-135M-Instruct-Q8_0.gguf runs/repro/kept/judge --seed 0 --every 2000 "
         "--records results.jsonl"
     )
+    assert train_again(study) == (
+        "python recipes/repro/run.py --minutes 60 --judge models/SmolLM2-135M-Instruct-Q8_0.gguf"
+    )
+
+
+@pytest.mark.parametrize("name", ["trigrams of corpus:train", "pocket-judge"])
+def test_judges_of_the_package_need_no_folder(name: str) -> None:
+    own = [
+        replace(r, judge=name) for r in gen("MDLM", 9.0, 8, dtype="bfloat16") if r.judge == "judge"
+    ]
+    known = "ngram" if name.startswith("trigrams") else name
+    assert measure_again(collect(own)).endswith(f"--minutes 0 --judge {known} --precision bfloat16")
+
+
+@pytest.mark.skipif(not (REPOSITORY / "RESULTS.md").is_file(), reason="no results are kept")
+def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Those of the script by its own options, those of the library by its command line."""
+    page = (REPOSITORY / "RESULTS.md").read_text(encoding="utf-8")
+    lines = {
+        line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()
+    }
+    assert len(lines) > 4
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        first, *words = line.split()
+        if first == "xdlm":
+            plain = [
+                words[2].replace("{", "").replace("}", "") if w == words[2] else w for w in words
+            ]
+            assert "runs/repro/mdlm" in complaint(capsys, *plain)
+        else:
+            monkeypatch.setattr("sys.argv", words)
+            script = runpy.run_path(str(REPOSITORY / words[0]))
+            monkeypatch.setitem(
+                script["main"].__globals__, "prepare", lambda: sys.exit("understood")
+            )
+            with pytest.raises(SystemExit, match="understood"):
+                script["main"]()
 
 
 def pinned(package: str) -> bool:

@@ -9,6 +9,8 @@ import pytest
 from studies import RUNS, changes, config, gen, of, page_of, ppl, verdicts, whole
 
 from xdlm.data import ZERO_SHOT
+from xdlm.report.dynamics import interrupted
+from xdlm.report.figures import Point
 from xdlm.report.study import paper
 from xdlm.report.study.balance import bowed, distance
 from xdlm.report.study.changes import counts_of
@@ -137,6 +139,15 @@ def test_gaps_over_training() -> None:
     assert shrinks("x", "y", {100: found[100]}).outcome == Outcome.UNKNOWN
 
 
+def test_a_line_breaks_where_a_checkpoint_was_left_out() -> None:
+    point = {x: Point(x, 10.0 - x, 0.1) for x in (1.0, 2.0, 3.0, 4.0)}
+    drawn = interrupted(
+        {"all": list(point.values()), "ends": [point[1], point[4]], "last": [point[4]]}
+    )
+    assert drawn["all"] == list(point.values()) and drawn["last"] == [point[4]]
+    assert [math.isnan(one.y) for one in drawn["ends"]] == [False, True, True, False]
+
+
 def test_where_lines_cross() -> None:
     """Straight on logarithmic axes: 4 to 1 against 2 to 2 over 8 to 32 steps meet halfway."""
     assert crossing({8: 4.0, 32: 1.0}, {8: 2.0, 32: 2.0}) == pytest.approx([16])
@@ -186,6 +197,8 @@ def test_counts_of_changes() -> None:
     assert counts.total("unmask")[:2] == pytest.approx((8 * 33, math.sqrt(8 * 33 / 64)))
     assert counts.per_step["remask"][0] == 3 and counts.per_step["remask"][32] == 0
     assert counts_of(changes("UDLM")).total("unmask")[:2] == (0, 0)
+    assert counts_of(changes("MDLM")).total("unmask")[:2] == (8 * 33, 0), "as long as every text is"
+    assert counts_of(changes("MDLM")).total("unmask", slice(8)).stderr > 0
     # 66 refined tokens a text, known to ± 3.0466: three times √(66/64), so all counts scatter like that.
     wide = counts_of(replace(changes("XDLM k=0.1"), stderr=3 * math.sqrt(66 / 64)))
     assert wide.total("unmask").stderr == pytest.approx(3 * math.sqrt(8 * 33 / 64))

@@ -17,6 +17,8 @@ from xdlm.data import pack, read_documents
 from xdlm.evaluation.scoring import Score
 from xdlm.tokens import TextTokenizer
 
+#: What records call it, before its text.
+NAME = "trigrams of"
 _BACK_OFF = 0.5
 
 
@@ -24,7 +26,7 @@ class NgramJudge:
     """Scores texts by the tokens of `tokenizer`."""
 
     def __init__(self, tokenizer: TextTokenizer, source: str = "corpus:train") -> None:
-        self.name = f"trigrams of {source}"
+        self.name = f"{NAME} {source}"
         self._tokenizer = tokenizer
         rows = pack(read_documents(source), tokenizer, 2)
         tokens = rows.stream.read(0, rows.stream.n_tokens).astype(np.int64)

@@ -42,6 +42,8 @@ class Course:
     """What it is for real text, where that is known."""
     records: list[EvalRecord]
     """What it is made of."""
+    same_steps: bool = False
+    """Whether all are meant to be measured at the same steps; a line then breaks where one was left out."""
 
 
 class Lead(NamedTuple):
@@ -170,6 +172,17 @@ def plot_dynamics(found: Sequence[Course], file: Path, *, small: bool = False) -
     save_panels(file, [panel(course) for course in found], small=small)
 
 
+def interrupted(lines: Lines) -> Lines:
+    """With a gap in a line where others were measured and it was not."""
+    steps = sorted({point.x for points in lines.values() for point in points})
+    drawn: Lines = {}
+    for name, points in lines.items():
+        there = {point.x: point for point in points}
+        span = [x for x in steps if points[0].x <= x <= points[-1].x]
+        drawn[name] = [there.get(x, Point(x, math.nan, math.nan)) for x in span]
+    return drawn
+
+
 def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:
     from matplotlib.ticker import EngFormatter
 
@@ -179,7 +192,7 @@ def _draw(axes: Axes, course: Course, colours: dict[str, str]) -> None:
             lead.start, lead.stop, color=colours[lead.name], linewidth=0, fill=lead.sure,
             hatch=None if lead.sure else "//", alpha=0.13 if lead.sure else 0.3,
         )  # fmt: skip
-    draw_lines(axes, course.lines, colours)
+    draw_lines(axes, interrupted(course.lines) if course.same_steps else course.lines, colours)
     draw_real(axes, course.real)
     if course.ranked:
         make_logarithmic(axes, "y")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from xdlm.errors import UserError
+from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import (
     check_generation,
@@ -137,7 +138,8 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot], text: str, *, logarithmic: bo
     if logarithmic:
         make_logarithmic(axes, "y")
     clean(axes)
-    axes.set_xlabel(f"perplexity of {text} (lower: understands better)")
+    what = "mean zero-shot perplexity" if text == ZERO_SHOT_MEAN else f"perplexity of {text}"
+    axes.set_xlabel(f"{what} (lower: understands better)")
     legend(axes)
     _name_spots(axes, spots)
 

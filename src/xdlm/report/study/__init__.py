@@ -63,7 +63,9 @@ def compose(study: Study, results: str, name: str, notes: str = "") -> tuple[str
 The paper's findings at a size that one GPU trains in minutes{at}. This page is
 written by `xdlm report --results {results} --out {name}` from the records in [{results}]({results}),
 verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
-standard errors (se), and is *not separated by the noise* where it is less. Values are ± one standard error.
+standard errors (se), and is *not separated by the noise* where it is less. One of several parts, such as
+two judges, holds where all do, and does not where one does not. Values are ± one standard error,
+which knows nothing of how much another training run would differ.
 {_errors(study)} Scale, data
 and judges differ from the paper's: compare orders and gaps, not values.
 
@@ -78,8 +80,8 @@ and judges differ from the paper's: compare orders and gaps, not values.
 def _errors(study: Study) -> str:
     if any(r.row_nats is not None for r in study.last):
         return (
-            "Perplexities of text are compared row by row, since all methods read the same rows; what else "
-            "is compared\ncounts as independent."
+            "Perplexities of text are compared row by row where rows were kept, since all methods read the "
+            "same ones; what\nelse is compared counts as independent."
         )
     return (
         "A difference's error takes both values for independent, although all methods read the same "

@@ -12,7 +12,7 @@ from xdlm.report.comparison import ALWAYS, check_alike, method_of
 from xdlm.report.study import paper
 from xdlm.report.study.beside import Samples, plot_curves
 from xdlm.report.study.collection import Grid, Study, start_of
-from xdlm.report.study.commands import MEASURE
+from xdlm.report.study.commands import measure_again
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.verdict import Finding, estimate
@@ -56,7 +56,7 @@ def adaptation(study: Study) -> Section:
     figures = {"adaptation": partial(plot_curves, curves)} if curves else {}
     return Section(
         "Adaptation of a masked model", ("tab:llada_performance",), parts, findings, figures,
-        records=records, command=MEASURE,
+        records=records, command=measure_again(study),
     )  # fmt: skip
 
 

@@ -14,10 +14,19 @@ from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Study
-from xdlm.report.study.commands import MEASURE
+from xdlm.report.study.commands import measure_again
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM
 from xdlm.report.study.page import Section
-from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive, under, unmeasured
+from xdlm.report.study.verdict import (
+    Estimate,
+    Finding,
+    Outcome,
+    Test,
+    combination,
+    positive,
+    under,
+    unmeasured,
+)
 from xdlm.report.tables import markdown_table
 from xdlm.report.trade_off import Spot, TradeOff, draw_trade_off, trade_off
 
@@ -39,6 +48,7 @@ def balance(study: Study) -> Section:
         )
         for name in paper.METHODS
     }
+    read = study.perplexities(ZERO_SHOT_MEAN)
     away = distance(theirs)
     assert away is not None
     finding = Finding(
@@ -46,7 +56,7 @@ def balance(study: Study) -> Section:
         f"{MASKED} to {UNIFORM} at its zero-shot perplexity",
         f"{away.value:.1f} below the line",
         [
-            under(judge, bowed({s.name: _place(s) for s in one.spots}))
+            under(judge, bowed({s.name: (read[s.name], _place(s)[1]) for s in one.spots}))
             for judge, one in found.items()
         ],
     )
@@ -60,7 +70,8 @@ def balance(study: Study) -> Section:
     figures = {"trade-off": lambda file: _plot(list(found.values()), file)} if found else {}
     return Section(
         "Understanding against generation", ("fig:intro",), parts, [finding], figures,
-        [r for r in study.last if r.data == ZERO_SHOT_MEAN or (r.judge and r.steps == STEPS)], MEASURE,
+        [r for r in study.last if r.data == ZERO_SHOT_MEAN or (r.judge and r.steps == STEPS)],
+        measure_again(study),
     )  # fmt: skip
 
 
@@ -90,11 +101,10 @@ def distance(places: Mapping[str, Place]) -> Estimate | None:
         return None
     w = (x.value - x0.value) / (x1.value - x0.value)
     slope = (y1.value - y0.value) / (x1.value - x0.value)
-    errors = [
-        (1 - w) * y0.stderr, w * y1.stderr, y.stderr,
-        slope * (1 - w) * x0.stderr, slope * w * x1.stderr, slope * x.stderr,
-    ]  # fmt: skip
-    return Estimate((1 - w) * y0.value + w * y1.value - y.value, math.hypot(*errors))
+    below = combination([(1 - w, y0), (w, y1), (-1.0, y)])
+    # Perplexities of text shift the place on the line; they are of the same rows.
+    along = combination([(slope * (1 - w), x0), (slope * w, x1), (-slope, x)])
+    return Estimate(below.value, math.hypot(below.stderr, along.stderr))
 
 
 def bowed(places: Mapping[str, Place]) -> Test:
@@ -115,7 +125,7 @@ def _frontiers(found: Mapping[str, TradeOff]) -> str:
     for judge, one in found.items():
         best = [spot.name for spot in sorted(one.spots, key=lambda s: s.x) if spot.best]
         lines.append(f"Beaten in both by no other under {judge}: {', '.join(best)}.")
-    return "  \n".join(lines)
+    return "  \n".join(["By their values, whatever their errors:", *lines])
 
 
 def _table(found: Mapping[str, TradeOff], theirs: Mapping[str, Place]) -> str:

@@ -27,8 +27,8 @@ Curves = dict[str, list[tuple[int, float]]]
 Samples = dict[str, dict[int, list[str]]]
 
 _COLUMNS = ["step", "nats"]
-#: Points of a curve that are drawn as one, so that it can be read.
-_SMOOTH = 5
+#: Points of a long curve that are drawn as one, so that it can be read, and what is not long.
+_SMOOTH, _FEW = 5, 50
 
 
 def write_curve(log: Path, file: Path) -> None:
@@ -85,8 +85,10 @@ def read_samples(folder: Path) -> Samples:
 
 def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
     """Nats per token against the training step, a line for each name."""
-    lines: Lines = {name: _smoothed(curve) for name, curve in curves.items()}
+    mean = 1 if max(map(len, curves.values())) <= _FEW else _SMOOTH
+    lines: Lines = {name: _smoothed(curve, mean) for name, curve in curves.items()}
     colours = series_colours(list(lines))
+    ground = f" (means of {mean} logged batches)" if mean > 1 else ""
 
     def draw(axes: Axes) -> None:
         for name, points in lines.items():
@@ -94,15 +96,17 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], file: Path) -
                 [p.x for p in points], [p.y for p in points], label=name, color=colours[name],
                 linewidth=1.3,
             )  # fmt: skip
-        axes.set(xlabel="training step", ylabel="bound on training batches, nats per token")
+        axes.set(
+            xlabel="training step" + ground, ylabel="bound on training batches, nats per token"
+        )
         clean(axes)
         legend(axes)
 
     save_panels(file, [draw])
 
 
-def _smoothed(curve: Sequence[tuple[int, float]]) -> list[Point]:
-    parts = [curve[i : i + _SMOOTH] for i in range(0, len(curve), _SMOOTH)]
+def _smoothed(curve: Sequence[tuple[int, float]], mean: int) -> list[Point]:
+    parts = [curve[i : i + mean] for i in range(0, len(curve), mean)]
     return [
         Point(
             sum(step for step, _ in part) / len(part),

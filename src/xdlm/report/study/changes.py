@@ -15,7 +15,7 @@ from xdlm.report.figures import legend
 from xdlm.report.plots import clean, save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Study
-from xdlm.report.study.commands import MEASURE
+from xdlm.report.study.commands import measure_again
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Section, fold, missing
 from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, positive, unmeasured
@@ -29,7 +29,7 @@ STEPS = 32
 KINDS = ("unmask", "refine", "remask")
 _TITLE = (
     "*Changes per text over all steps and the final denoise (errors as of Poisson's counts, or wider where "
-    "texts scatter more):*"
+    "texts scatter more; none where every position changes once):*"
 )
 _MEANING = dict(zip(KINDS, LOOKS.values(), strict=True))
 
@@ -47,7 +47,13 @@ class Counts:
     def total(self, kind: str, part: slice = slice(None)) -> Estimate:
         """Over steps. The mean m of n counts of Poisson's has the error √(m/n)."""
         value = math.fsum(self.per_step[kind][part])
+        if kind == "unmask" and part == slice(None) and self._only_unmasks:
+            return Estimate(value, 0.0)  # as many as the text has positions, in every text
         return Estimate(value, self.scatter * math.sqrt(value / self.n))
+
+    @property
+    def _only_unmasks(self) -> bool:
+        return not any(map(any, (self.per_step["refine"], self.per_step["remask"])))
 
 
 def counts_of(record: EvalRecord) -> Counts:
@@ -77,7 +83,7 @@ def transitions(study: Study) -> Section:
     return Section(
         "What sampling steps do", ("tab:case_lm1b_progress",), parts,
         [_kinds(own, shown), _fades(own, shown)],
-        {"transitions": lambda file: _plot(own, shown, file)} if own else {}, records, MEASURE,
+        {"transitions": lambda file: _plot(own, shown, file)} if own else {}, records, measure_again(study),
     )  # fmt: skip
 
 

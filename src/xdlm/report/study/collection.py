@@ -117,11 +117,13 @@ class Study:
         """What records that may be averages were made of."""
         return [one for record in records for one in self._groups[_unseeded(record)]]
 
-    def perplexities(self, data: str | None) -> dict[str, Estimate]:
-        found = {method_of(r): estimate(r) for r in _row_by_row(self.of("ppl", data=data))}
+    def perplexities(self, data: str | None, step: int | None = None) -> dict[str, Estimate]:
+        """By method, at the last step unless told otherwise."""
+        at = {"step": self.step if step is None else step}
+        found = {method_of(r): estimate(r) for r in _row_by_row(self.of("ppl", data=data, **at))}
         if data != ZERO_SHOT_MEAN:
             return found
-        read = _row_by_row([r for r in self.of("ppl") if r.data in ZERO_SHOT])
+        read = _row_by_row([r for r in self.of("ppl", **at) if r.data in ZERO_SHOT])
         sets = grid(read, lambda r: str(r.data))
         # In one order for all methods, since rows are compared with rows of the same text.
         return {

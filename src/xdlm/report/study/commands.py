@@ -5,42 +5,77 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from xdlm.bundled import bundled_folder
 from xdlm.data import ZERO_SHOT
+from xdlm.evaluation.judges import NGRAM
+from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
+from xdlm.report.study.collection import Study
 
-#: Trains all methods and adapted models, measures them, and goes on where it stopped.
-ALL = "python recipes/repro/run.py --minutes 60"
 IMAGES = "python recipes/cifar10/run.py --minutes 60"
-MEASURE = "python recipes/repro/run.py --minutes 0"
+#: Where that script keeps the judge that it trains.
+_KEPT = "runs/repro/kept"
+
+
+def train_again(study: Study) -> str:
+    """Trains all methods and adapted models, measures them, and goes on where it stopped."""
+    return _script(study, 60)
+
+
+def measure_again(study: Study) -> str:
+    """What there is, without training."""
+    return _script(study, 0)
+
+
+def _script(study: Study, minutes: int) -> str:
+    """It has its own judge anyhow."""
+    others = [
+        path for judge in study.judges if not (path := _judge(study, judge)).startswith(_KEPT)
+    ]
+    named = f" --judge {' '.join(others)}" if others else ""
+    written = {r.dtype for r in study.trained if r.judge is not None}
+    precision = "".join(f" --precision {dtype}" for dtype in sorted(written - {"float32"}))
+    return f"python recipes/repro/run.py --minutes {minutes}{named}{precision}"
+
+
+def _judge(study: Study, name: str) -> str:
+    """Where it is looked for; what was not trained here is a folder or file of that name in models/."""
+    if name in {PurePosixPath(r.model).name for r in study.reference}:
+        return f"{_KEPT}/{name}"
+    if name.startswith(TRIGRAMS):
+        return NGRAM
+    return name if bundled_folder(name) else f"models/{name}"
 
 
 def read_again(records: Sequence[EvalRecord]) -> str:
-    """Perplexity of texts, at every checkpoint that was kept."""
+    """Perplexity of texts."""
     texts = sorted({str(r.data) for r in records} - {*ZERO_SHOT, ZERO_SHOT_MEAN})
     data = f" --data {' '.join(texts)}" if texts else ""
     zero_shot = " --zero-shot" if any(r.data == ZERO_SHOT_MEAN for r in records) else ""
     most = max((r.n for r in records if r.data != ZERO_SHOT_MEAN), default=0)
     settings = sorted({(r.draws, r.seed) for r in records})
+    rows = " --row-nats" if any(r.row_nats is not None for r in records) else ""
     return "\n".join(
-        f"xdlm eval dynamics {_runs(records)}{data}{zero_shot} --max-rows {most} --draws {draws} "
-        f"{_running(records, seed)} --steps --records results.jsonl"
+        f"xdlm eval dynamics {_runs(records)}{data}{zero_shot} --max-rows {most} --draws {draws}{rows} "
+        f"{_running(records, seed)} --steps{_at(records)} --records results.jsonl"
         for draws, seed in settings
     )
 
 
-def write_again(records: Sequence[EvalRecord]) -> str:
-    """Generated texts, a line for each judge, number of texts and seed."""
+def write_again(study: Study, records: Sequence[EvalRecord]) -> str:
+    """Generated texts, a line for each seed and for the judges who saw the same ones."""
     judged = [r for r in records if r.judge is not None]
-    lines = []
-    for judge, n, seed in sorted({(r.judge, r.n, r.seed) for r in judged}):
-        own = [r for r in judged if (r.judge, r.n, r.seed) == (judge, n, seed)]
-        steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
-        lines.append(
-            f"xdlm eval dynamics {_runs(own)} --steps {steps} --n {n} --judge {judge} "
-            f"{_running(own, seed)} --records results.jsonl"
-        )
-    return "\n".join(lines)
+    seen: dict[tuple[int, tuple[tuple[int, int], ...]], list[str]] = {}
+    for judge, seed in sorted({(str(r.judge), r.seed) for r in judged}):
+        own = {(r.steps or 0, r.n) for r in judged if (r.judge, r.seed) == (judge, seed)}
+        seen.setdefault((seed, tuple(sorted(own))), []).append(_judge(study, judge))
+    return "\n".join(
+        f"xdlm eval dynamics {_runs(judged)} --steps {' '.join(str(steps) for steps, _ in made)} "
+        f"--n {' '.join(str(n) for _, n in made)} --judge {' '.join(judges)} "
+        f"{_running(judged, seed)}{_at(judged)} --records results.jsonl"
+        for (seed, made), judges in seen.items()
+    )
 
 
 def paint_again(records: Sequence[EvalRecord]) -> str:
@@ -70,3 +105,9 @@ def _runs(records: Sequence[EvalRecord]) -> str:
 def _running(records: Sequence[EvalRecord], seed: int) -> str:
     (dtype,) = {r.dtype for r in records}
     return f"--seed {seed}" + ("" if dtype == "float32" else f" --precision {dtype}")
+
+
+def _at(records: Sequence[EvalRecord]) -> str:
+    """Of all checkpoints that were kept only this one, if it is one."""
+    steps = {r.step for r in records}
+    return f" --every {steps.pop()}" if len(steps) == 1 and 0 not in steps else ""

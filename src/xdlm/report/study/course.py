@@ -14,10 +14,19 @@ from xdlm.report.dynamics import Course, leads, plot_dynamics
 from xdlm.report.figures import lines_of
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid, Study, grid
-from xdlm.report.study.commands import MEASURE
+from xdlm.report.study.commands import measure_again
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Section, by_method, fold, of_paper, percent
-from xdlm.report.study.verdict import Estimate, Finding, Test, positive, unmeasured
+from xdlm.report.study.verdict import (
+    SURE,
+    Estimate,
+    Finding,
+    Test,
+    difference,
+    logarithm,
+    positive,
+    unmeasured,
+)
 from xdlm.report.tables import markdown_table
 
 
@@ -29,10 +38,8 @@ class Quantity:
     short: str
     written: bool
     records: list[EvalRecord]
-
-    @property
-    def cells(self) -> Grid[int]:
-        return grid(self.records, lambda r: r.step)
+    cells: Grid[int]
+    """By method and training step."""
 
 
 def dynamics(study: Study) -> Section:
@@ -40,7 +47,7 @@ def dynamics(study: Study) -> Section:
     read = [q for q in found if not q.written]
     wrote = [q for q in found if q.written]
     parts = (
-        [_gap_table(found), _leads(found)]
+        [_gap_table(found, MIXED), _other_gaps(study, found), _leads(found)]
         if found
         else ["Not measured: needs results of two checkpoints of a model at least."]
     )
@@ -57,7 +64,7 @@ def dynamics(study: Study) -> Section:
             _finding("perplexity of text", paper.ZERO_SHOT_COURSE, read),
             _finding("perplexity of generated text (most steps)", paper.LM1B_COURSE, _most(wrote)),
         ],
-        figures, records, MEASURE,
+        figures, records, measure_again(study),
     )  # fmt: skip
 
 
@@ -68,7 +75,7 @@ def _quantities(study: Study) -> list[Quantity]:
         (ZERO_SHOT_MEAN, "mean zero-shot perplexity", "zero-shot"),
     ]
     found = [
-        Quantity(name, short, False, study.of("ppl", data=data, step=None))
+        Quantity(name, short, False, study.of("ppl", data=data, step=None), _read(study, data))
         for data, name, short in texts if data is not None
     ]  # fmt: skip
     for judge in study.judges:
@@ -77,8 +84,20 @@ def _quantities(study: Study) -> list[Quantity]:
         numbers = sorted(n for n in several if n is not None)
         for steps in dict.fromkeys([*numbers[:1], *numbers[-1:]]):
             name = f"perplexity of texts of {steps:,} steps, {judge}"
-            found.append(Quantity(name, f"{judge}:", True, [r for r in own if r.steps == steps]))
+            written = [r for r in own if r.steps == steps]
+            cells = grid(written, lambda r: r.step)
+            found.append(Quantity(name, f"{judge}:", True, written, cells))
     return found
+
+
+def _read(study: Study, data: str) -> Grid[int]:
+    """Perplexities of a text, with what each row adds where that was kept."""
+    steps = sorted({r.step for r in study.of("ppl", data=data, step=None)})
+    by_step = {step: study.perplexities(data, step) for step in steps}
+    return {
+        method: {step: found[method] for step, found in by_step.items() if method in found}
+        for method in study.methods if any(method in found for found in by_step.values())
+    }  # fmt: skip
 
 
 def _most(wrote: Sequence[Quantity]) -> list[Quantity]:
@@ -87,18 +106,12 @@ def _most(wrote: Sequence[Quantity]) -> list[Quantity]:
     return list(last.values())
 
 
-def gap(mixed: Estimate, masked: Estimate) -> Estimate:
-    """log(mixed / masked), with its standard error."""
-    errors = (mixed.stderr / mixed.value, masked.stderr / masked.value)
-    return Estimate(math.log(mixed.value / masked.value), math.hypot(*errors))
-
-
-def gaps(cells: Grid[int]) -> dict[int, Estimate]:
-    """By training step."""
-    mixed, masked = cells.get(MIXED, {}), cells.get(MASKED, {})
-    both = sorted(set(mixed) & set(masked))
-    finite = [s for s in both if math.isfinite(mixed[s].value) and math.isfinite(masked[s].value)]
-    return {step: gap(mixed[step], masked[step]) for step in finite}
+def gaps(cells: Grid[int], method: str = MIXED) -> dict[int, Estimate]:
+    """log(method / masked) by training step; row by row where rows were kept."""
+    own, masked = cells.get(method, {}), cells.get(MASKED, {})
+    both = sorted(set(own) & set(masked))
+    finite = [s for s in both if math.isfinite(own[s].value) and math.isfinite(masked[s].value)]
+    return {s: difference(logarithm(own[s]), logarithm(masked[s])) for s in finite}
 
 
 def shrinks(name: str, short: str, found: Mapping[int, Estimate]) -> Test:
@@ -107,10 +120,8 @@ def shrinks(name: str, short: str, found: Mapping[int, Estimate]) -> Test:
         return unmeasured(f"{name} of {MIXED} and {MASKED} at two checkpoints")
     (first, before), *_, (last, after) = found.items()
     words = f"{name}: {_as_share(before)} at step {first:,}, {_as_share(after)} at step {last:,}"
-    difference = before.value - after.value
-    error = math.hypot(before.stderr, after.stderr)
     brief = f"{short} {percent(math.expm1(before.value))} to {percent(math.expm1(after.value))}"
-    return positive(Estimate(difference, error), words, brief)
+    return positive(difference(before, after), words, brief)
 
 
 def _finding(what: str, table: paper.PaperTable, found: Sequence[Quantity]) -> Finding:
@@ -132,8 +143,15 @@ def _as_share(found: Estimate) -> str:
     return f"{percent(share)} ± {100 * error:.1f}".replace("nan", "?")
 
 
-def _gap_table(found: Sequence[Quantity]) -> str:
-    by_name = {q.name: gaps(q.cells) for q in found}
+def _other_gaps(study: Study, found: Sequence[Quantity]) -> str:
+    others = [method for method in study.methods if method not in (MASKED, MIXED)]
+    tables = [_gap_table(found, method) for method in others]
+    body = "\n\n".join(filter(None, tables))
+    return fold(f"Other methods against {MASKED} by training step", body) if body else ""
+
+
+def _gap_table(found: Sequence[Quantity], method: str) -> str:
+    by_name = {q.name: gaps(q.cells, method) for q in found}
     steps = sorted({step for own in by_name.values() for step in own})
     rows = [
         [name, *(_as_share(own[step]) if step in own else "" for step in steps)]
@@ -141,7 +159,7 @@ def _gap_table(found: Sequence[Quantity]) -> str:
     ]  # fmt: skip
     if not rows:
         return ""
-    title = f"*{MIXED} against {MASKED} by training step:*\n\n"
+    title = f"*{method} against {MASKED} by training step:*\n\n"
     return title + markdown_table(["", *(f"{step:,}" for step in steps)], rows)
 
 
@@ -152,8 +170,12 @@ def _leads(found: Sequence[Quantity]) -> str:
             f"{lead.name} ({lead.start:,.0f} to {lead.stop:,.0f}{'' if lead.sure else ', not sure'})"
             for lead in leads(_course(q).lines)
         ]
-        lines += [f"{q.name}: {', '.join(told)}"] if told else []
-    return "Who leads when. " + "; ".join(lines) + "." if lines else ""
+        lines += [f"- {q.name}: {', '.join(told)}"] if told else []
+    head = (
+        "Who leads when, of those measured before and after (lines between checkpoints are "
+        f"straight; not sure: by less than {SURE:g} standard errors at each, taken as independent):"
+    )
+    return "\n".join([head, "", *lines]) if lines else ""
 
 
 def _steps(cells: Grid[int]) -> list[int]:
@@ -171,7 +193,12 @@ def _table(q: Quantity) -> str:
 
 def _course(q: Quantity) -> Course:
     return Course(
-        q.name, lines_of(q.records, method_of, lambda r: float(r.step)), True, None, q.records
+        q.name,
+        lines_of(q.records, method_of, lambda r: float(r.step)),
+        True,
+        None,
+        q.records,
+        same_steps=True,
     )
 
 

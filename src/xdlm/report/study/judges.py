@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from xdlm.report.study.collection import Grid, Study
-from xdlm.report.study.commands import MEASURE
+from xdlm.report.study.commands import measure_again
 from xdlm.report.study.page import Section
 from xdlm.report.study.verdict import SURE, Estimate, Finding, Outcome, Test, agreement, unmeasured
 from xdlm.report.study.writing import all_steps
@@ -47,7 +47,9 @@ def judges(study: Study) -> Section:
         "Two judges put the methods in the same order", "one judge, GPT-2 Large", tests
     )
     records = [r for r in study.last if r.metric == "gen_ppl"] if rows else []
-    return Section("Two judges", (), parts, [finding], records=records, command=MEASURE)
+    return Section(
+        "Two judges", (), parts, [finding], records=records, command=measure_again(study)
+    )
 
 
 _NEEDS = "Not measured: needs texts of the same numbers of steps under two judges."
@@ -77,8 +79,8 @@ def _verdict(names: str, found: Sequence[Agreement]) -> Test:
     if not sure:
         words = f"{names} tell no two methods apart"
         return Test(Outcome.NOISE, words, words)
-    brief = f"{sure - len(opposed)} of {sure} pairs that both tell apart"
-    words = f"{names}: {brief}, of {pairs} in all"
+    brief = f"{sure - len(opposed)} of {sure} pairs that both tell apart, of {pairs} in all"
+    words = f"{names}: {brief}"
     if opposed:
         return Test(Outcome.FAILS, f"{words}; opposed: {_listed(opposed)}", brief)
     return Test(Outcome.HOLDS, words, brief)

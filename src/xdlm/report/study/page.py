@@ -64,9 +64,11 @@ def provenance(records: Sequence[EvalRecord]) -> str:
         listed = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in values)
         return f"{one if len(values) == 1 else many} {listed}" if values else None
 
+    counted = any(r.metric != "train_seconds" for r in records)
     found = [
         of("device", "on", "on"), of("dtype", "computed in", "computed in"),
-        of("weights", "weights", "weights"), of("n", "n", "n"), of("draws", "draws", "draws"),
+        of("weights", "weights", "weights"), of("n", "n", "n") if counted else None,
+        of("draws", "draws", "draws"),
         of("length", "length", "lengths"), of("seed", "seed", "seeds"),
         of("sampler", "sampler", "samplers"), of("temperature", "temperature", "temperatures"),
         of("commit", "commit", "commits"), of("torch", "torch", "torch"),

@@ -13,7 +13,7 @@ from xdlm.report.comparison import method_of
 from xdlm.report.study import paper
 from xdlm.report.study.beside import plot_curves
 from xdlm.report.study.collection import Study, seed_of
-from xdlm.report.study.commands import ALL, IMAGES
+from xdlm.report.study.commands import IMAGES, train_again
 from xdlm.report.study.page import Section, missing
 from xdlm.report.study.verdict import estimate
 from xdlm.report.tables import markdown_table
@@ -58,7 +58,7 @@ def trained(study: Study) -> Section:
         parts,
         figures=figures,
         records=list(times.values()),
-        command=ALL if study.has_text else IMAGES,
+        command=train_again(study) if study.has_text else IMAGES,
     )
 
 

@@ -54,18 +54,29 @@ def mean_of(parts: Sequence[Estimate], mean: Estimate) -> Estimate:
 
 
 def difference(one: Estimate, other: Estimate) -> Estimate:
-    """How much higher `one` is. Where both tell what each row adds, its error is the scatter of the rows'
-    differences: what makes a row hard for every model does not enter. Otherwise both are independent."""
-    value = one.value - other.value
-    sizes = [len(share) for share in one.shares]
-    if not sizes or sizes != [len(share) for share in other.shares] or min(sizes) < 3:
-        return Estimate(value, math.hypot(one.stderr, other.stderr))
-    variance = 0.0
-    for ours, theirs in zip(one.shares, other.shares, strict=True):
-        # Neighbours stand for similar times, as in the error of one: only second differences are chance.
-        bends = np.diff(np.subtract(ours, theirs), n=2)
-        variance += len(ours) * float(np.mean(bends**2)) / 6
-    return Estimate(value, math.sqrt(variance))
+    """How much higher `one` is."""
+    return combination([(1.0, one), (-1.0, other)])
+
+
+def combination(terms: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """The sum of weight times estimate. Where all tell what each row adds, its error is the scatter of the
+    rows' own sums: what makes a row hard for every model cancels in a difference. Otherwise they count as
+    independent."""
+    value = math.fsum(weight * e.value for weight, e in terms)
+    sizes = [[len(share) for share in e.shares] for _, e in terms]
+    if any(own != sizes[0] for own in sizes) or min(sizes[0], default=0) < 3:
+        return Estimate(value, math.hypot(*(weight * e.stderr for weight, e in terms)))
+    weights = np.array([weight for weight, _ in terms])
+    sums = [weights @ np.array(text) for text in zip(*(e.shares for _, e in terms), strict=True)]
+    # Neighbours stand for similar times, as in the error of one: only second differences are chance.
+    variance = math.fsum(len(rows) * float(np.mean(np.diff(rows, n=2) ** 2)) / 6 for rows in sums)
+    return Estimate(value, math.sqrt(variance), tuple(tuple(rows.tolist()) for rows in sums))
+
+
+def logarithm(found: Estimate) -> Estimate:
+    """To first order: what changes it by a share of its value changes its logarithm by that share."""
+    shares = tuple(tuple(s / found.value for s in share) for share in found.shares)
+    return Estimate(math.log(found.value), found.stderr / found.value, shares)
 
 
 class Outcome(StrEnum):

@@ -57,7 +57,7 @@ def generation(study: Study) -> Section:
         "Generated text", ("tab:owt_performance", "tab:lm1b_performance"),
         parts,
         [_few(judged, entropy, study), _many(judged, entropy, study, most)], figures, records,
-        write_again(study.sources(records)),
+        write_again(study, study.sources(records)),
     )  # fmt: skip
 
 
@@ -142,13 +142,15 @@ def lines(cells: Grid[int]) -> Lines:
 def _plot(study: Study, judged: Mapping[str, Grid[int]], entropy: Grid[int], file: Path) -> None:
     colours = series_colours(study.methods)
 
-    def panel(cells: Grid[int], name: str, real: Estimate | None) -> Callable[[Axes], None]:
-        level = None if real is None else real.value
+    def panel(cells: Grid[int], name: str, level: float | None = None) -> Callable[[Axes], None]:
         return lambda axes: draw_by_steps(axes, lines(cells), colours, name, level)
 
+    # Real text is told, not drawn: so far below the methods that they would lie on each other.
     panels = [
-        panel(cells, f"perplexity ({judge})", study.real(judge)) for judge, cells in judged.items()
-    ]
+        panel(cells, f"perplexity ({judge}{'' if real is None else f'; real text: {real.plain()}'})")
+        for judge, cells in judged.items() for real in [study.real(judge)]
+    ]  # fmt: skip
     if entropy:
-        panels.append(panel(entropy, "entropy, nats", study.real(None)))
+        real = study.real(None)
+        panels.append(panel(entropy, "entropy, nats", None if real is None else real.value))
     save_panels(file, panels, small=True)
