@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from xdlm.config import ProcessConfig, from_tree
@@ -36,7 +38,13 @@ _NAMES = {
 def method_of(record: EvalRecord) -> str:
     """The name of the method in the papers, with its mixing ratio."""
     tree = record.config.get("process")
-    return "?" if tree is None else method_name(from_tree(ProcessConfig, tree, "config.process"))
+    return "?" if tree is None else _method_of_tree(json.dumps(tree))
+
+
+@cache
+def _method_of_tree(tree: str) -> str:
+    """A page asks a thousand times for each of a few."""
+    return method_name(from_tree(ProcessConfig, json.loads(tree), "config.process"))
 
 
 def method_name(process: ProcessConfig) -> str:
