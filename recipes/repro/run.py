@@ -16,11 +16,14 @@ in runs/repro/kept, and what is adapted the run that it starts from. Results are
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from threading import Lock
 
 from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
+from xdlm.evaluation.records import read_records
 from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
+from xdlm.report.study.collection import FOREIGN
 
 HERE = Path(__file__).parent
 JUDGE, START = "judge", "mdlm"
@@ -79,7 +82,8 @@ class TextStudy(LaneStudy):
         options, folder = self._options, str(self.folder(run))
         write_curve(self.folder(run) / "log.jsonl", options.out / CURVES / f"{run}.csv")
         records = ["--records", str(options.out / f"{run}.jsonl")]
-        judges = ["--precision", options.precision, "--judge", *self._own_judge(), *options.judge]
+        names = [*self._own_judge(), *options.judge]
+        judges = ["--precision", options.precision, "--judge", *names]
         reading = [
             "--data",
             VALIDATION,
@@ -103,9 +107,21 @@ class TextStudy(LaneStudy):
         if run == START:
             # Its predictions in the reverse process of mixed noise, without any training.
             mixed = ["--model", folder, "--k", "0.1"]
+            self._keep_texts(f"{run}-as-xdlm", *mixed)
+            if self._is_resampled(options.out / f"{run}.jsonl", len(names)):
+                return
             self.xdlm(f"{run}.as-xdlm", "eval", "gen", *mixed, "--data", VALIDATION, *judges, *records,
                       *self._writing(options.steps))  # fmt: skip
-            self._keep_texts(f"{run}-as-xdlm", *mixed)
+
+    def _is_resampled(self, records: Path, judges: int) -> bool:
+        """Whether texts of another process were measured before, by as many judges."""
+        read = read_records(records) if records.is_file() else []
+        done = Counter(
+            (str(r.steps), str(r.n))
+            for r in read if r.metric == "gen_ppl" and FOREIGN in (r.sampler or "")
+        )  # fmt: skip
+        wanted = zip(self._options.steps, self._options.n, strict=True)
+        return all(done[place] >= judges for place in wanted)
 
     def _own_judge(self) -> list[str]:
         """The one that was trained here, or kept from before; none, if it did not come to its end."""
@@ -122,6 +138,8 @@ class TextStudy(LaneStudy):
 
     def _keep_texts(self, name: str, *words: str) -> None:
         """A few, to be read."""
+        if len([*(self._options.out / SAMPLES / name).glob("steps-*.jsonl")]) == 4:
+            return
         self.xdlm(f"{name}.texts", "eval", "gen", *words, "--data", VALIDATION, "--n", "2", "--steps", "8",
                   "16", "32", "64", "--samples", str(self._options.out / SAMPLES / name))  # fmt: skip
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies import gen
 
 from xdlm import Vocab
 from xdlm.api import load_tokenizer
 from xdlm.config import ProcessConfig, RunConfig, load_config
 from xdlm.data import Rows, load_rows, read_documents
+from xdlm.evaluation.records import append_records
 from xdlm.training.trainer import Trainer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -117,6 +119,31 @@ def test_the_script_trains_and_measures_what_depends_on_it(
     curves = Path("runs/repro/results/curves")
     assert sorted(file.stem for file in curves.iterdir()) == sorted(runs)
     assert (curves / "mdlm.csv").read_text() == "step,nats\n25,8.5000\n"
+
+
+@pytest.mark.parametrize("judges", [1, 2])
+def test_nothing_is_written_twice(tmp_path: Path, monkeypatch, judges: int) -> None:
+    """Texts that are kept, and those of a foreign sampler once both judges have seen them."""
+    script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
+    said = pretend(monkeypatch, script)
+    monkeypatch.chdir(tmp_path)
+    out = Path("runs/repro/results")
+    for name in ("mdlm", "mdlm-as-xdlm"):
+        (out / "samples" / name).mkdir(parents=True)
+        for steps in (8, 16, 32, 64):
+            (out / "samples" / name / f"steps-{steps:05d}.jsonl").touch()
+    Path("runs/repro/kept/judge").mkdir(parents=True)
+    own = [r for r in gen("MDLM", 9.0, 8, sampler="thinned as mixed, k = 0.1", n=5) if r.judge]
+    append_records(out / "mdlm.jsonl", own[:judges])
+    words = ["--minutes", "1", "--runs", "mdlm", "--steps", "8", "--early-steps", "8", "--n", "5"]
+    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    script["main"]()
+    again = ["mdlm.as-xdlm"] if judges == 1 else []
+    assert [log for log, *_ in said if log.startswith("mdlm.")] == [
+        "mdlm.last",
+        "mdlm.measure",
+        *again,
+    ]
 
 
 def test_what_was_cut_before_its_first_step_goes_on(tmp_path: Path, monkeypatch) -> None:

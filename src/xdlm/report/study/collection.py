@@ -44,7 +44,7 @@ _TRANSITIONS = "transitions"
 #: The folder of drawings among the results.
 FIGURES = "figures"
 #: In the name of a sampler that is not the model's own.
-_FOREIGN = " as "
+FOREIGN = " as "
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,8 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
     ]
     order = {method: place for place, method in enumerate(_ordered(map(method_of, own)))}
     own = sorted(averaged(own), key=lambda record: order[method_of(record)])
-    resampled = [r for r in own if _FOREIGN in (r.sampler or "")]
-    native = [r for r in own if _FOREIGN not in (r.sampler or "")]
+    resampled = [r for r in own if FOREIGN in (r.sampler or "")]
+    native = [r for r in own if FOREIGN not in (r.sampler or "")]
     adapted = [r for r in native if start_of(r) is not None]
     scratch = [r for r in native if start_of(r) is None and not _is_autoregressive(r)]
     reference = [r for r in native if _is_autoregressive(r)]
