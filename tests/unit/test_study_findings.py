@@ -16,7 +16,7 @@ from xdlm.report.study.balance import bowed, distance
 from xdlm.report.study.changes import counts_of
 from xdlm.report.study.collection import averaged, once
 from xdlm.report.study.course import gaps, shrinks
-from xdlm.report.study.crossover import against_masked, crossing
+from xdlm.report.study.crossover import against_masked, ahead, crossing
 from xdlm.report.study.judges import compare
 from xdlm.report.study.page import Section
 from xdlm.report.study.verdict import Estimate, Finding, Outcome, agreement, below, positive
@@ -152,6 +152,16 @@ def test_where_lines_cross() -> None:
     """Straight on logarithmic axes: 4 to 1 against 2 to 2 over 8 to 32 steps meet halfway."""
     assert crossing({8: 4.0, 32: 1.0}, {8: 2.0, 32: 2.0}) == pytest.approx([16])
     assert crossing({8: 4.0, 32: 3.0}, {8: 2.0, 32: 2.0}) == []
+
+
+def test_who_is_surely_ahead() -> None:
+    cells = {
+        "MDLM": {8: Estimate(20, 1), 16: Estimate(12, 1), 32: Estimate(9, 1), 64: Estimate(5, 1)},
+        "XDLM k=0.1": {8: Estimate(10, 1), 16: Estimate(10, 1), 32: Estimate(10, 1), 128: Estimate(9, 1)},
+    }  # fmt: skip
+    assert ahead(cells) == "XDLM k=0.1 at 8 and MDLM at none"
+    swapped = {"MDLM": cells["XDLM k=0.1"], "XDLM k=0.1": cells["MDLM"]}
+    assert ahead(swapped) == "XDLM k=0.1 at none and MDLM at 8"
 
 
 def test_quality_beside_masked_noise() -> None:

@@ -14,7 +14,7 @@ from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid
 from xdlm.report.study.likelihood import MASKED, MIXED
-from xdlm.report.study.verdict import Estimate
+from xdlm.report.study.verdict import SURE, Estimate, difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,21 @@ def crossings(judged: Mapping[str, Grid[int]]) -> str:
     ours = [f"under {judge} {told(_values(cells))}" for judge, cells in judged.items()]
     if not ours:
         return ""
-    return f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(_values(_PAPER))}."
+    places = f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(_values(_PAPER))}."
+    sure = [f"under {judge} {ahead(cells)}" for judge, cells in judged.items()]
+    return f"{places} Ahead by more than {SURE:g} standard errors are {'; '.join(sure)}."
+
+
+def ahead(cells: Grid[int]) -> str:
+    """At which numbers of steps each of the two is surely better: where lines cross there is no error."""
+    mixed, masked = cells.get(MIXED, {}), cells.get(MASKED, {})
+    leads = {n: difference(masked[n], mixed[n]) for n in sorted(set(mixed) & set(masked))}
+    sure = {n: lead.value for n, lead in leads.items() if abs(lead.value) > SURE * lead.stderr}
+    better = {MIXED: [n for n in sure if sure[n] > 0], MASKED: [n for n in sure if sure[n] < 0]}
+    told = [
+        f"{name} at {', '.join(f'{n:,}' for n in own) or 'none'}" for name, own in better.items()
+    ]
+    return " and ".join(told)
 
 
 def _values(cells: Grid[int]) -> dict[str, dict[int, float]]:
