@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from studies import RUNS, changes, config, gen, of, page_of, ppl, verdicts, whole
 
+from xdlm.cli.side_by_side import who_writes_best
 from xdlm.data import ZERO_SHOT
 from xdlm.report.dynamics import interrupted
 from xdlm.report.figures import Point
@@ -162,6 +163,18 @@ def test_who_is_surely_ahead() -> None:
     assert ahead(cells) == "XDLM k=0.1 at 8 and MDLM at none"
     swapped = {"MDLM": cells["XDLM k=0.1"], "XDLM k=0.1": cells["MDLM"]}
     assert ahead(swapped) == "XDLM k=0.1 at none and MDLM at 8"
+
+
+def test_the_demo_says_what_may_be_chance() -> None:
+    levels = {"pocket-mdlm": (90.0, 50.0), "pocket-xdlm": (60.0, 52.0), "pocket-udlm": (80.0, 70.0)}
+    records = [
+        of("MDLM", "gen_ppl", value, model=model, steps=steps, stderr=2.0)
+        for model, values in levels.items() for steps, value in zip((4, 32), values, strict=True)
+    ]  # fmt: skip
+    assert who_writes_best(records, (4, 8, 32)) == (
+        "XDLM, k = 0.1 writes best in 4 steps; MDLM writes best in 32 steps here, by less than such few "
+        "texts can tell."
+    )
 
 
 def test_quality_beside_masked_noise() -> None:

@@ -16,6 +16,7 @@ from xdlm.evaluation.perplexity import measure_perplexity, plan_perplexity
 from xdlm.evaluation.real import RealText
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.writing import measure_writing, plan_writing
+from xdlm.report.study.verdict import SURE, difference, estimate
 
 #: The same model and text under three kinds of noise.
 COMPARED = {"pocket-mdlm": "MDLM", "pocket-xdlm": "XDLM, k = 0.1", "pocket-udlm": "UDLM"}
@@ -47,7 +48,7 @@ def compare(
         f"On the right: perplexity of {n} generated texts under {JUDGE}, an autoregressive model of the "
         "same size and\ntraining. Lower is better everywhere; ± is one standard error."
     )
-    screen.print(_who_writes_best(records, steps))
+    screen.print(who_writes_best(records, steps))
     return records
 
 
@@ -70,11 +71,16 @@ def _measured(
     return records
 
 
-def _who_writes_best(records: Sequence[EvalRecord], steps: Sequence[int]) -> str:
-    """In words, at the fewest and at the most steps."""
+def who_writes_best(records: Sequence[EvalRecord], steps: Sequence[int]) -> str:
+    """In words, at the fewest and at the most steps; a lead of less than two standard errors over the
+    second may be chance."""
     said = []
     for number in dict.fromkeys((min(steps), max(steps))):
         judged = [r for r in records if r.metric == "gen_ppl" and r.steps == number]
+        ranked = sorted((estimate(r) for r in judged), key=lambda e: e.value)
         best = min(judged, key=lambda r: float("inf") if r.value is None else r.value)
-        said.append(f"{COMPARED[best.model]} writes best in {number} steps")
+        lead = difference(ranked[1], ranked[0])
+        sure = lead.value > SURE * lead.stderr
+        about = "" if sure else " here, by less than such few texts can tell"
+        said.append(f"{COMPARED[best.model]} writes best in {number} steps{about}")
     return "; ".join(said) + "."
