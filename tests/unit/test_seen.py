@@ -72,11 +72,13 @@ def test_the_bar_is_where_noise_ends() -> None:
     ids=["mixed", "uniform", "gidd"],
 )
 @pytest.mark.parametrize("frozen", [False, True])
-def test_texts_are_the_same(process, frozen: bool, monkeypatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_texts_are_the_same(process, frozen: bool, dtype: torch.dtype, monkeypatch) -> None:
     """With and without, token by token, and with fewer rows through the head."""
     torch.manual_seed(0)
     model = DiT(DiTConfig(depth=1, width=32, heads=2, cond_width=16), V).eval()
     nn.init.normal_(model.out.weight, std=0.3)
+    model.to(dtype)
     args = {"batch": 3, "length": 40, "config": SamplerConfig(steps=24), "seed": 5, "record": True}
     if frozen:
         args |= {"given": torch.full((3, 40), 9), "frozen": torch.rand(3, 40) < 0.3}

@@ -38,8 +38,10 @@ class SeenRows:
     def __init__(self, head: DrawingHead, n: int) -> None:
         weight, special = head.plain.weight, head.special
         self.head, self._weight, self._bias = head, weight, head.plain.bias
-        reach = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
-        reach[list(special)] = 0.0
+        work = torch.promote_types(weight.dtype, torch.float32)
+        reach = torch.linalg.vector_norm(weight, dim=1, dtype=work).float()
+        for token in special:
+            reach[token : token + 1].fill_(0.0)  # unlike an assignment, this does not wait
         self._radius = reach.max()
         self._hidden = weight.new_empty(0)
         #: log Z0, infinite where nothing is known. The last row is for what shall be forgotten.
@@ -77,10 +79,10 @@ class SeenRows:
             logit, moved = fused_move(hidden, rows, self._hidden, at, self._weight, z)
         else:
             now = hidden[rows].float()
-            logit = (now * self._weight[z]).sum(-1)
-            moved = torch.linalg.vector_norm(now - self._hidden[at], dim=-1)
+            logit = (now * self._weight[z].float()).sum(-1)
+            moved = torch.linalg.vector_norm(now - self._hidden[at].float(), dim=-1)
         if self._bias is not None:
-            logit = logit + self._bias[z]
+            logit = logit + self._bias[z].float()
         least = logit - self._log_total[at] - moved * self._radius - _ROUNDING
         return ~(least >= bar), logit
 
