@@ -13,9 +13,10 @@ from test_cli import complaint
 
 from xdlm import UserError
 from xdlm.cli.main import main
+from xdlm.config import ProcessConfig
 from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.noise import Mixed
-from xdlm.report.comparison import method_of, ratio, real_text
+from xdlm.report.comparison import method_name, method_of, ratio, real_text
 from xdlm.report.dynamics import courses, dynamics_table, leads
 from xdlm.report.figures import plot_generation
 from xdlm.report.sweep import sweep
@@ -35,7 +36,7 @@ def test_names_of_methods() -> None:
 def test_the_ratio_that_is_not_given_is_the_default_of_the_process(monkeypatch) -> None:
     assert method_of(of("mixed", "m")) == "XDLM k=0.1"
     monkeypatch.setitem(Mixed.__init__.__kwdefaults__, "k", 0.25)
-    assert method_of(of("mixed", "m")) == "XDLM k=0.25" and ratio(of("mixed", "m")) == 0.25
+    assert method_name(ProcessConfig("mixed")) == "XDLM k=0.25" and ratio(of("mixed", "m")) == 0.25
 
 
 def test_perplexity_table() -> None:
