@@ -6,6 +6,7 @@ from __future__ import annotations
 import runpy
 import shutil
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from test_image_scores import Toy
@@ -48,6 +49,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
     (tmp_path / "cifar10_test.webp").write_bytes((tmp_path / "cifar10_train_1.webp").read_bytes())
     monkeypatch.setenv("XDLM_DATA", str(tmp_path))
     network, commands = Toy(), []
+    one_at_a_time = Lock()  # reading a command line is not for two threads
     network.classes = None
     monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
 
@@ -55,7 +57,8 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
         commands.append(words)
         if FAILS in words:
             raise SystemExit(f"{log.stem} failed")
-        main(list(words))
+        with one_at_a_time:
+            main(list(words))
 
     monkeypatch.setattr("xdlm.cli.lanes.xdlm", xdlm)
     return commands
