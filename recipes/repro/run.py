@@ -84,16 +84,8 @@ class TextStudy(LaneStudy):
         records = ["--records", str(options.out / f"{run}.jsonl")]
         names = [*self._own_judge(), *options.judge]
         judges = ["--precision", options.precision, "--judge", *names]
-        reading = [
-            "--data",
-            VALIDATION,
-            "--zero-shot",
-            "--batch",
-            "256",
-            "--max-rows",
-            "512",
-            "--row-nats",
-        ]
+        rows = ["--batch", "256", "--max-rows", "512", "--row-nats"]
+        reading = ["--data", VALIDATION, "--zero-shot", *rows]
         dynamics = ["eval", "dynamics", folder, *reading, *judges, *records]
         if run == JUDGE:  # it writes nothing
             self.xdlm(f"{run}.measure", *dynamics, "--steps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -116,13 +117,16 @@ class DrawingHead(RowDraws):
 
         assert isinstance(self.math, TritonBlock)
         n, likely = len(hidden), min(likely, len(hidden))
+        parts = [
+            blocks(likely, self.size, self.elements),
+            blocks(n, self.size, self.elements, likely),
+        ]
         found = [(z[:0], z[:0].double())]
-        for rows in blocks(likely, self.size, self.elements):
-            logits = self.math.logits(hidden[rows], self.padded)
-            drawn = (logits, self.padded, uniform[rows], z[rows], count, rows.start)
-            found.append(fused_draw_and_weigh(*drawn))
-        for rows in blocks(n, self.size, self.elements, first=likely):
-            logits = self.math.counted_logits(hidden[rows], self.padded, count, rows.start)
+        for rows in chain(*parts):
+            if rows.start < likely:
+                logits = self.math.logits(hidden[rows], self.padded)
+            else:
+                logits = self.math.counted_logits(hidden[rows], self.padded, count, rows.start)
             drawn = (logits, self.padded, uniform[rows], z[rows], count, rows.start)
             found.append(fused_draw_and_weigh(*drawn))
         tokens, p_z = zip(*found, strict=True)
