@@ -37,7 +37,7 @@ def test_the_kernel_is_the_formula(dtype: torch.dtype) -> None:
 def test_texts_are_the_same(vocab: int, kind: str, monkeypatch) -> None:
     process = Mixed(Vocab(vocab, 3), k=0.1) if kind == "mixed" else Uniform(Vocab(vocab))
     torch.manual_seed(0)
-    model = DiT(DiTConfig(depth=2, width=128, heads=2), vocab).cuda().eval()
+    model = DiT(DiTConfig(depth=2, width=128, heads=2), vocab).to("cuda", torch.bfloat16).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -49,20 +49,31 @@ def test_texts_are_the_same(vocab: int, kind: str, monkeypatch) -> None:
     assert ours.head_rows < 0.7 * twin.head_rows
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("likely", "count"), [(0, 700), (256, 100), (512, 1100), (2048, 2000)])
-def test_rows_that_the_gpu_counts(dtype: torch.dtype, likely: int, count: int) -> None:
-    """The first `count` of 2,000 rows as they are without counting, whoever does the product."""
+@pytest.mark.parametrize("count", [0, 100, 700, 1100, 2000])
+def test_rows_that_the_gpu_counts(count: int) -> None:
+    """The first `count` of 2,000 rows as they are without counting, bit for bit."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+        return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
 
     head = DrawingHead(normal(50258, 96) * 0.2, None, (50257,))
     hidden, z = normal(2000, 96), torch.arange(2000, device="cuda")
     uniform = torch.rand(2000, generator=generator, device="cuda", dtype=torch.float64)
-    ours = head.draw_counted(hidden, uniform, z, torch.tensor(count, device="cuda"), likely)
+    ours = head.draw_counted(hidden, uniform, z, torch.tensor(count, device="cuda"))
     twin = head.draw(hidden, uniform, z)
-    same = ours[0][:count] == twin[0][:count]
-    assert same.float().mean() > 0.995  # sums in another order may put a draw into the next token
-    torch.testing.assert_close(ours[1][:count], twin[1][:count], rtol=1e-4, atol=0)
+    for mine, theirs in zip(ours, twin, strict=True):
+        assert torch.equal(mine[:count], theirs[:count])
+
+
+def test_rare_tokens_come_out_as_often_as_they_should() -> None:
+    """The last token of a tile has a probability far below float32's rounding of what the tile adds up to:
+    of numbers that lie close together around its place, as many give it as its probability says."""
+    bias = torch.zeros(512, device="cuda", dtype=torch.bfloat16)
+    bias[255] = -23.0
+    head = DrawingHead(bias.new_zeros(512, 64), bias, ())
+    law = bias.double().softmax(0)
+    around = law[:255].sum() + law[255] * torch.arange(-256, 256, device="cuda").double() / 64
+    drawn, _ = head.draw(bias.new_ones(512, 64), around, torch.zeros_like(around).long())
+    assert abs(int((drawn == 255).sum()) - 64) <= 2
+    assert (drawn.diff() >= 0).all() and drawn[0] == 254 and drawn[-1] == 256

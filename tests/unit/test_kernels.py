@@ -29,9 +29,11 @@ from xdlm.structs import HeadRows
 rows.fused_obstacle = lambda *_: None  # pretend that the kernels can run here
 torch.manual_seed(0)
 TritonBlock.elements = TritonBlock.gradient_elements = 5 * 5000
-for vocab, mask_id, bias, k in [(513, 256, True, 0.1), (5000, 0, False, 0.1), (4097, 4096, True, 0.0)]:
+# A width of 7 is one that the kernel of the product cannot take, and a library does it.
+for vocab, mask_id, bias, k, width in [(513, 256, True, 0.1, 8), (5000, 0, False, 0.1, 7),
+                                       (4097, 4096, True, 0.0, 8)]:
     process = Mixed(Vocab(vocab, mask_id), k=k)
-    hidden, weight, offset, x, z = head_inputs(13, 8, vocab, mask_id, torch.float32, bias=bias)
+    hidden, weight, offset, x, z = head_inputs(13, width, vocab, mask_id, torch.float32, bias=bias)
     z = torch.where(z == mask_id, z, x) if k == 0 else z
     expected = loss_and_grads("eager", hidden, weight, offset, x, z, process, 0.4)
     computed = loss_and_grads("fused", hidden, weight, offset, x, z, process, 0.4)
@@ -241,6 +243,7 @@ from xdlm.models import DiT, DiTConfig
 from xdlm.noise import Mixed, Uniform
 from xdlm.ops import draw_and_weigh, head_logits, rows
 from xdlm.ops.fused_seen import fused_move
+from xdlm.ops.gather import PickedRows, padded_order
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
 
@@ -252,17 +255,20 @@ torch.testing.assert_close(logit, (hidden[chosen] * weight[z]).sum(-1))
 torch.testing.assert_close(moved, (hidden[chosen] - before[at]).norm(dim=-1))
 
 obstacle, rows.fused_obstacle = rows.fused_obstacle, lambda *_: None
-weight, bias, u = torch.randn(300, 70), torch.randn(300), torch.rand(40, dtype=torch.float64)
-hidden, z = torch.randn(40, 70), torch.randint(0, 299, (40,))
+weight, bias, u = torch.randn(300, 72), torch.randn(300), torch.rand(40, dtype=torch.float64)
+hidden, z = torch.randn(40, 72), torch.randint(0, 299, (40,))
 twin = draw_and_weigh(head_logits(hidden, weight, bias, (299,)), u, z)
 head = DrawingHead(weight, bias, (299,))
 head.elements = 20 * 300
-for likely, count in ((0, 0), (0, 31), (32, 5), (32, 37), (64, 40)):
-    drawn, p_z = head.draw_counted(hidden, u, z, torch.tensor(count), likely)
+assert head.can_count(hidden) and not head.can_count(hidden[:, :71].contiguous())
+for count in (0, 5, 20, 31, 40):
+    drawn, p_z = head.draw_counted(hidden, u, z, torch.tensor(count))
     assert len(drawn) == len(p_z) == 40
     assert torch.equal(drawn[:count], twin[0][:count])
     torch.testing.assert_close(p_z[:count], twin[1][:count], rtol=1e-5, atol=0)
 
+# As on a GPU, where positions that were not asked for fill up what is gathered.
+PickedRows.order = lambda self: padded_order(self._mask, int(self._mask.sum()), 16)
 for process in (Mixed(Vocab(60, 7), k=0.3), Uniform(Vocab(60))):
     model = DiT(DiTConfig(depth=1, width=32, heads=2, cond_width=16), 60).eval()
     torch.nn.init.normal_(model.out.weight, std=0.3)
@@ -298,12 +304,14 @@ from triton.compiler import ASTSource
 from xdlm.objective import fused_rates
 from xdlm.ops import fused, fused_counter, fused_draw, fused_mlp, fused_noise, fused_norm, fused_rotary
 from xdlm.ops import fused_group_norm as group_norm
-from xdlm.ops import fused_logistic, fused_product, fused_seen
+from xdlm.ops import fused_logistic, fused_product, fused_seen, fused_sums
 
 REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp32")
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
                             "*fp64") | dict(bias="*fp32", x="*i64", z="*i64", drawn="*i64",
-                                        count="*i64")
+                                        count="*i64", top="*fp32", mass="*fp32")
+TILES = dict(hidden="tensordesc<bf16[128, 64]>", weight="tensordesc<bf16[256, 64]>",
+             out="tensordesc<fp32[128, 128]>")
 RATES = dict.fromkeys("lse logit_x logit_z alpha b b_z weight loss d_lse d_x d_z d_total".split(),
                       "*fp64") | dict(total="*fp32", x="*i64", z="*i64")
 NOISE = dict.fromkeys("alpha b b_special rate rate_special weight scale".split(), "*fp64") | dict(
@@ -320,12 +328,13 @@ TILE = dict(C=192, PER_GROUP=6, TILE=64, ACROSS=64)
 WHOLE = dict(C=192, PER_GROUP=6, TILE=64, DOWN=16, WIDE=8)
 SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
 for kernel, types, constants in [
-    (fused._stats_kernel, HEAD, dict(width=50304, HAS_SUM=True, NEED_SPREAD=True, BLOCK=1024)),
+    (fused._stats_kernel, HEAD, dict(width=50304, TILES=256, HAS_SUM=True, NEED_SPREAD=True,
+                                     BLOCK=1024)),
     (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
-    (fused_draw._draw_kernel, HEAD, dict(width=50304, N_BLOCKS=16, BLOCK=3200,
-                                        SPAN=4096, LANES=128, COUNTED=True)),
-    (fused_product._product_kernel, dict(count="*i64", out="*fp32"),
-     dict(WIDTH=768, ROWS=128, TOKENS=128, FEATURES=64)),
+    (fused_draw._draw_kernel, HEAD, dict(width=50304, TILES=256, TOKENS=256, COUNTED=True)),
+    (fused_sums._sums_kernel, HEAD, dict(TOKENS=256, TILES=8)),
+    (fused_product._product_kernel, HEAD | TILES,
+     dict(WIDTH=768, COUNTED=True, ROWS=128, TOKENS=256, FEATURES=64)),
     (fused_seen._move_kernel, dict(rows="*i64", at="*i64", z="*i64", logit="*fp32", moved="*fp32"),
      dict(WIDTH=768, SPAN=1024)),
     (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),

@@ -1,8 +1,8 @@
-"""Statistics of a block of logits, and their gradient, in two Triton kernels.
+"""Statistics of a block of logits, and their gradient, in Triton kernels.
 
-The product with the head's weights runs in the vendor's library with float32 sums and float32
-output into a bounded workspace. The first kernel reads a row of it twice (the second time from the
-cache) and writes the statistics; the second reads it once and writes the gradient. Both are
+The product with the head's weights goes to a bounded workspace in float32, and with it what each tile of
+the vocabulary adds up to (`fused_product`). One kernel puts those sums together, reads a row of logits
+where it needs S, and writes the statistics; another reads it once more and writes the gradient. Both are
 `BlockMath`, with `chunked.TorchBlock` as their slow twin.
 """
 
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from xdlm.ops.blocks import Found, Head
 from xdlm.ops.device import given_or
-from xdlm.ops.fused_product import counted_product
+from xdlm.ops.fused_product import Sums, can_multiply, product_with_sums
+from xdlm.ops.fused_sums import sums_of
 from xdlm.ops.padding import padded_rows
 from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
 
 _BLOCK = 1024
-_WARPS = 8
+#: A reader needs many programs on a multiprocessor, to have as many loads on their way.
+_STATS_WARPS, _GRADIENT_WARPS = 4, 8
 
 
 class TritonBlock:
@@ -57,9 +59,16 @@ class TritonBlock:
             return torch.mm(hidden, head.weight.T, out=out)
         return torch.mm(hidden, head.weight.T, out_dtype=out.dtype, out=out)
 
-    def counted_logits(self, hidden: Tensor, head: Head, count: Tensor, first: int) -> Tensor:
-        """The same of rows i for which `first + i` is below a number on the GPU."""
-        return counted_product(hidden, head.weight, self._room(hidden, head), count, first)
+    def summed_logits(
+        self, hidden: Tensor, head: Head, count: Tensor | None = None, first: int = 0
+    ) -> tuple[Tensor, Sums]:
+        """The same with its sums; with a `count` on the GPU, of rows i for which `first + i` is below it,
+        at least."""
+        if not can_multiply(hidden, head.weight):
+            logits = self.logits(hidden, head)
+            return logits, sums_of(logits, head)
+        out = self._room(hidden, head)
+        return out, product_with_sums(hidden, head, out, count, first)
 
     def _room(self, hidden: Tensor, head: Head) -> Tensor:
         rows, dtype = len(hidden), work_dtype(hidden.dtype)
@@ -68,12 +77,13 @@ class TritonBlock:
         return self._workspace[:rows]
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
-        logits = self.logits(rows.hidden[part], head)
+        logits, sums = self.summed_logits(rows.hidden[part], head)
+        tiles = sums.top.shape[1]
         _stats_kernel[(len(logits),)](
-            logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), *out.stats,
-            given_or(out.spread, logits), part.start, logits.stride(0), width=logits.shape[1],
-            HAS_SUM=rows.log_c is not None, NEED_SPREAD=out.spread is not None,
-            BLOCK=_BLOCK, num_warps=_WARPS,
+            logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), *sums, *out.stats,
+            given_or(out.spread, logits), part.start, logits.stride(0), tiles, width=logits.shape[1],
+            TILES=triton.next_power_of_2(tiles), HAS_SUM=rows.log_c is not None,
+            NEED_SPREAD=out.spread is not None, BLOCK=_BLOCK, num_warps=_STATS_WARPS,
         )  # fmt: skip
         return logits
 
@@ -84,7 +94,7 @@ class TritonBlock:
         _gradient_kernel[(len(state),)](
             state, d_logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
             found.spread, *d, part.start, state.stride(0), width=state.shape[1],
-            HAS_SUM=rows.log_c is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+            HAS_SUM=rows.log_c is not None, BLOCK=_BLOCK, num_warps=_GRADIENT_WARPS,
         )  # fmt: skip
         return d_logits
 
@@ -119,45 +129,41 @@ def log1p(v):
     return tl.fma(n.to(tl.float32), 8.262958294867817e-08, tl.fma(q, r * r, r))  # n holds 2^23 n
 
 
+@triton.jit
+def total_of(top_ptr, mass_ptr, row, tiles, TILES: tl.constexpr):
+    """From a row's sums: the highest logit, and the mass of all tokens relative to it."""
+    tile = tl.arange(0, TILES)
+    top = tl.load(top_ptr + row * tiles + tile, mask=tile < tiles, other=-3.0e38)
+    mass = tl.load(mass_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
+    highest = tl.max(top, 0)
+    return highest, tl.sum(mass * tl.exp2(top - highest), 0)
+
+
 @triton.jit(do_not_specialize=["first"])
 def _stats_kernel(
-    logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
+    logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr, top_ptr, mass_ptr,
     lse_ptr, logit_x_ptr, logit_z_ptr, total_ptr, spread_ptr,
-    first, stride, width: tl.constexpr, HAS_SUM: tl.constexpr,
+    first, stride, tiles, width: tl.constexpr, TILES: tl.constexpr, HAS_SUM: tl.constexpr,
     NEED_SPREAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """lse, logit_x, logit_z, S = sum log1p(u) and sum u/(1 + u), with u = c p, of one row: row
     `first + i` of all is row i of the block."""
-    row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * stride
-    row = first + tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    # Each lane keeps the highest logit it has seen and the mass relative to it, four tokens at a time.
-    # It starts at a finite value, so that -inf adds 0.
-    top = tl.full((BLOCK,), -3.0e38, tl.float32)
-    mass = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, 4 * BLOCK):
-        v0 = load_logits(row_ptr, bias_ptr, start + lanes, width)
-        v1 = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
-        v2 = load_logits(row_ptr, bias_ptr, start + 2 * BLOCK + lanes, width)
-        v3 = load_logits(row_ptr, bias_ptr, start + 3 * BLOCK + lanes, width)
-        before = top
-        top = tl.maximum(tl.maximum(top, tl.maximum(v0, v1)), tl.maximum(v2, v3))
-        added = (tl.exp2(v0 - top) + tl.exp2(v1 - top)) + (tl.exp2(v2 - top) + tl.exp2(v3 - top))
-        mass = tl.fma(mass, tl.exp2(before - top), added)
-    highest = tl.max(top, 0)
-    total_mass = tl.sum(mass * tl.exp2(top - highest), 0)
+    here = tl.program_id(0).to(tl.int64)
+    row_ptr, row = logits_ptr + here * stride, first + here
+    highest, mass = total_of(top_ptr, mass_ptr, here, tiles, TILES)
     log2 = 0.6931471805599453
-    lse = highest.to(tl.float64) * log2 + tl.log(total_mass.to(tl.float64))
+    lse = highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64))
     tl.store(lse_ptr + row, lse)
     at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), width)
     at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
     tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
     tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
     if HAS_SUM:
+        lanes = tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
         spread = tl.zeros((BLOCK,), tl.float32)
-        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / total_mass
-        # Backwards, since what was read last is still in the cache. And two tokens at a time:
+        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / mass
+        # Backwards, since what was written last is still in the cache. And two tokens at a time:
         # (1 + u)(1 + v) - 1 = both, so that one logarithm and one division do for two.
         last = (width - 1) // (2 * BLOCK) * (2 * BLOCK)
         for offset in range(0, width, 2 * BLOCK):

@@ -1,50 +1,108 @@
-"""A product of rows with the head's weights whose number of rows only the GPU knows."""
+"""Logits of rows, and the mass of each tile of the vocabulary, in one Triton kernel.
+
+A library's product leaves logits in memory, and a sum over the vocabulary then reads all of them. Here the
+sums are taken while a tile of logits is still in registers. Programs stay on the GPU and take one tile
+after the other, so that the loads of the next one run beside the sums of this one. The number of rows may
+be one that only the GPU knows: tiles behind it cost nothing.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-_ROWS, _TOKENS, _FEATURES = 128, 128, 64
+from xdlm.ops.blocks import Head
+from xdlm.ops.device import given_or, multiprocessors
+
+_ROWS, _FEATURES = 128, 64
+#: Tokens of a tile; it is stored in two halves, which leaves room for the loads of the next one.
+TILE = 256
+#: Bytes of shared memory that a program takes: three pairs of tiles on their way, half a tile of logits.
+_SHARED = 3 * (_ROWS + TILE) * _FEATURES * 2 + _ROWS * TILE // 2 * 4
 
 
-def counted_product(
-    hidden: Tensor, weight: Tensor, out: Tensor, count: Tensor, first: int
-) -> Tensor:
-    """`hidden @ weight.T` into `out` [R, V]: row i for `first + i < count`, a number on the GPU. Tiles
-    without such rows cost nothing, and what is in theirs of `out` stays."""
+class Sums(NamedTuple):
+    """What tiles of the vocabulary add up to, [R, tiles] each, in units of log 2: the highest logit, and
+    `sum 2^(logit - highest)`."""
+
+    top: Tensor
+    mass: Tensor
+
+
+def can_multiply(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether this GPU has the memory, and these the layout, that the kernel needs. Float32 is left to the
+    library: the kernel would do it without tensor cores."""
+    both = (hidden, weight)
+    aligned = all(t.stride(-1) == 1 and t.stride(0) * t.itemsize % 16 == 0 for t in both)
+    if not hidden.is_cuda:  # interpreted
+        return aligned
+    halves = hidden.dtype == weight.dtype and hidden.dtype in (torch.bfloat16, torch.float16)
+    return aligned and halves and _has_room(hidden.device)
+
+
+@cache
+def _has_room(device: torch.device) -> bool:
+    """For tiles of this size, and an engine that copies them: both came with Hopper."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    shared = driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    return torch.cuda.get_device_capability(index)[0] >= 9 and shared >= _SHARED
+
+
+def product_with_sums(
+    hidden: Tensor, head: Head, out: Tensor, count: Tensor | None = None, first: int = 0
+) -> Sums:
+    """`hidden @ weight.T` into `out` [R, padded V], and its sums with the bias added; `head` is prepared.
+    With a `count` on the GPU, of rows i for which `first + i` is below it: the others stay as they are."""
     rows, width = hidden.shape
-    tiles = triton.cdiv(rows, _ROWS)
-    _product_kernel[(tiles * triton.cdiv(len(weight), _TOKENS),)](
-        hidden, weight, out, count, first, rows, len(weight), tiles, hidden.stride(0),
-        weight.stride(0), out.stride(0), WIDTH=width, ROWS=_ROWS, TOKENS=_TOKENS,
-        FEATURES=_FEATURES, num_warps=8, num_stages=3,
+    down, across = triton.cdiv(rows, _ROWS), triton.cdiv(len(head.weight), TILE)
+    top, mass = torch.empty(2, rows, across, device=hidden.device)
+    _product_kernel[(min(down * across, multiprocessors(hidden)),)](
+        TensorDescriptor.from_tensor(hidden, [_ROWS, _FEATURES]),
+        TensorDescriptor.from_tensor(head.weight, [TILE, _FEATURES]),
+        TensorDescriptor.from_tensor(out, [_ROWS, TILE // 2]),
+        head.bias, top, mass, given_or(count, top), first, rows, len(head.weight), down, across,
+        WIDTH=width, COUNTED=count is not None, ROWS=_ROWS, TOKENS=TILE, FEATURES=_FEATURES,
+        num_warps=8, num_stages=3,
     )  # fmt: skip
-    return out
+    return Sums(top, mass)
 
 
-@triton.jit(do_not_specialize=["first", "rows", "tiles"])
+@triton.jit(do_not_specialize=["first", "rows", "down"])
 def _product_kernel(
-    hidden_ptr, weight_ptr, out_ptr, count_ptr, first, rows, n_tokens, tiles,
-    hidden_stride, weight_stride, out_stride, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    hidden, weight, out, bias_ptr, top_ptr, mass_ptr, count_ptr, first, rows, n_tokens, down, across,
+    WIDTH: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the result. Tiles of the same tokens come one after the other: each weight is read once."""
-    start = tl.program_id(0) % tiles * ROWS
-    if first + start < tl.load(count_ptr):
-        row = (start + tl.arange(0, ROWS)).to(tl.int64)
-        token = (tl.program_id(0) // tiles * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-        feature = tl.arange(0, FEATURES)
-        row_there, token_there = (row < rows)[:, None], (token < n_tokens)[:, None]
-        from_hidden = hidden_ptr + row[:, None] * hidden_stride
-        from_weight = weight_ptr + token[:, None] * weight_stride
+    """Tiles of the same tokens come one after the other: each weight is read once."""
+    wanted = rows
+    if COUNTED:
+        wanted = tl.minimum(rows, tl.maximum(tl.load(count_ptr) - first, 0).to(tl.int32))
+        down = tl.cdiv(wanted, ROWS)
+    for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+        start, column = tile % down * ROWS, tile // down
         total = tl.zeros((ROWS, TOKENS), tl.float32)
         for done in range(0, WIDTH, FEATURES):
-            at = done + feature
-            inside = (at < WIDTH)[None]
-            left = tl.load(from_hidden + at[None], mask=row_there & inside, other=0.0)
-            right = tl.load(from_weight + at[None], mask=token_there & inside, other=0.0)
-            total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
-        place = out_ptr + row[:, None] * out_stride + token[None]
-        tl.store(place, total, mask=row_there & (token < n_tokens)[None])
+            left = hidden.load([start, done])
+            right = weight.load([column * TOKENS, done])
+            total = tl.dot(left, right.T, total, input_precision="ieee")
+        halves = tl.permute(tl.reshape(total, (ROWS, 2, TOKENS // 2)), (0, 2, 1))
+        lower, upper = tl.split(halves)
+        out.store([start, column * TOKENS], lower)
+        out.store([start, column * TOKENS + TOKENS // 2], upper)
+        token = column * TOKENS + tl.arange(0, TOKENS)
+        bias = tl.load(bias_ptr + token, mask=token < n_tokens, other=-float("inf"))
+        value = tl.fma(total, 1.4426950408889634, tl.broadcast_to(bias[None], (ROWS, TOKENS)))
+        # A finite value, so that a tile without ordinary tokens has a mass of 0.
+        top = tl.maximum(tl.max(value, 1), -3.0e38)
+        mass = tl.sum(tl.exp2(value - top[:, None]), 1)
+        row = start + tl.arange(0, ROWS)
+        place = row.to(tl.int64) * across + column
+        tl.store(top_ptr + place, top, mask=row < wanted)
+        tl.store(mass_ptr + place, mass, mask=row < wanted)

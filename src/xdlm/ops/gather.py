@@ -38,13 +38,6 @@ class PickedRows:
         """Every index, those that are picked first, and how many those are, as a tensor: nobody waits."""
         return padded_order(self._mask, len(self._mask), 1)[0], self._mask.sum()
 
-    @property
-    def count(self) -> int | None:
-        """How many are picked, if that is known without waiting."""
-        if not self._mask.is_cuda:
-            return int(self._mask.sum())
-        return int(self._count) if self._done.query() else None
-
 
 def padded_order(mask: Tensor, count: int, multiple: int) -> tuple[Tensor, int]:
     """The places where a flat mask is True in order, then some where it is not, a multiple in all."""

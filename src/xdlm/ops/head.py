@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -102,35 +101,42 @@ class DrawingHead(RowDraws):
     ) -> tuple[Tensor, Tensor]:
         if not self.fused or reshape is not None or guide is not None:
             return super()._draw(hidden, uniform, z, reshape, guide)
-        from xdlm.ops.fused_draw import fused_draw_and_weigh
+        return self._draw_fused(hidden, uniform, z)
 
-        logits = self.math.logits(hidden, self.padded)
-        return fused_draw_and_weigh(logits, self.padded, uniform, z)
+    def can_count(self, hidden: Tensor) -> bool:
+        """Whether `draw_counted` can be asked."""
+        if not self.fused:
+            return False
+        from xdlm.ops.fused_product import can_multiply
+
+        return can_multiply(hidden, self.padded.weight)
 
     def draw_counted(
-        self, hidden: Tensor, uniform: Tensor, z: Tensor, count: Tensor, likely: int
+        self, hidden: Tensor, uniform: Tensor, z: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `draw` with kernels, of the first `count` rows, a number on the GPU that nobody waits for; the
-        others come out as anything. The first `likely` rows are the fastest, wanted or not."""
+        others come out as anything."""
+        found = [
+            self._draw_fused(hidden[rows], uniform[rows], z[rows], count, rows.start)
+            for rows in blocks(len(hidden), self.size, self.elements)
+        ]
+        tokens, p_z = zip((z[:0], z[:0].double()), *found, strict=True)
+        return torch.cat(tokens), torch.cat(p_z)
+
+    def _draw_fused(
+        self,
+        hidden: Tensor,
+        uniform: Tensor,
+        z: Tensor,
+        count: Tensor | None = None,
+        first: int = 0,
+    ) -> tuple[Tensor, Tensor]:
         from xdlm.ops.fused import TritonBlock
         from xdlm.ops.fused_draw import fused_draw_and_weigh
 
         assert isinstance(self.math, TritonBlock)
-        n, likely = len(hidden), min(likely, len(hidden))
-        parts = [
-            blocks(likely, self.size, self.elements),
-            blocks(n, self.size, self.elements, likely),
-        ]
-        found = [(z[:0], z[:0].double())]
-        for rows in chain(*parts):
-            if rows.start < likely:
-                logits = self.math.logits(hidden[rows], self.padded)
-            else:
-                logits = self.math.counted_logits(hidden[rows], self.padded, count, rows.start)
-            drawn = (logits, self.padded, uniform[rows], z[rows], count, rows.start)
-            found.append(fused_draw_and_weigh(*drawn))
-        tokens, p_z = zip(*found, strict=True)
-        return torch.cat(tokens), torch.cat(p_z)
+        logits, sums = self.math.summed_logits(hidden, self.padded, count, first)
+        return fused_draw_and_weigh(logits, sums, self.padded, uniform, z, count, first)
 
 
 #: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.

@@ -63,14 +63,13 @@ class Look:
         return Looked(at[:n], drawn[:n], p_z[:n], p_drawn, n)
 
     def doubts(self, seen: SeenRows, order: Tensor, n: int, bar: Tensor) -> Doubts:
-        """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`."""
+        """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`. Those
+        behind them are left out, since others may look there."""
+        order = order[:n]
         at = self.places(order)
         z, bar = self.z.flatten()[at], bar.flatten()[at]
         doubtful, logit = seen.doubtful(at, self.hidden, order, z, bar)
-        doubtful[n:] = False
-        left = PickedRows(doubtful)
-        seen.expect(left)
-        return Doubts(self, seen, order, logit, left)
+        return Doubts(self, seen, order, logit, PickedRows(doubtful))
 
     def places(self, order: Tensor) -> Tensor:
         """Of rows of `hidden`, among all positions."""
@@ -91,7 +90,7 @@ class Doubts(NamedTuple):
 
     def resolve(self) -> Looked:
         """Those that are, through the head, which is remembered."""
-        if self.seen.head.fused and not self.look.weigh_drawn:
+        if self.seen.head.can_count(self.look.hidden) and not self.look.weigh_drawn:
             return self._without_waiting()
         which, n = self.left.order()
         looked = self.look.through(self.order[which], n)
@@ -108,7 +107,7 @@ class Doubts(NamedTuple):
         rows = self.order[which]
         at, hidden = look.places(rows), look.hidden[rows]
         wanted, z = look.wanted.flatten()[at], look.z.flatten()[at]
-        drawn, p_z = seen.head.draw_counted(hidden, wanted, z, n, seen.likely)
+        drawn, p_z = seen.head.draw_counted(hidden, wanted, z, n)
         looked_at = torch.arange(len(rows), device=n.device) < n
         p_z = torch.where(looked_at, p_z, torch.inf)
         seen.remember(torch.where(looked_at, at, seen.nowhere), hidden, self.logit[which], p_z)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import DrawingHead, RowDraws
 from xdlm.structs import Coefs, align
 
@@ -46,8 +45,6 @@ class SeenRows:
         self._hidden = weight.new_empty(0)
         #: log Z0, infinite where nothing is known. The last row is for what shall be forgotten.
         self._log_total = torch.full((n + 1,), torch.inf, device=weight.device)
-        self._left: PickedRows | None = None
-        self.likely = 0
 
     @classmethod
     def of(cls, head: RowDraws, n: int) -> SeenRows | None:
@@ -58,13 +55,6 @@ class SeenRows:
     def nowhere(self) -> int:
         """A position that does not count."""
         return len(self._log_total) - 1
-
-    def expect(self, left: PickedRows) -> None:
-        """How many rows are left to the head: in the next step it will be about as many."""
-        known = None if self._left is None else self._left.count
-        if known is not None:
-            self.likely = -(-known * 9 // 2048) * 256  # an eighth more, in multiples of 256
-        self._left = left
 
     def doubtful(
         self, at: Tensor, hidden: Tensor, rows: Tensor, z: Tensor, bar: Tensor

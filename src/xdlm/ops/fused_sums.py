@@ -1,0 +1,45 @@
+"""What tiles of the vocabulary add up to, from logits that a library's product has left in memory."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from xdlm.ops.blocks import Head
+from xdlm.ops.fused_product import TILE, Sums
+
+#: Tiles that a program reads at a time.
+_TILES = 8
+
+
+def sums_of(logits: Tensor, head: Head) -> Sums:
+    """Of `logits` [R, padded V] without the bias; `head` is prepared."""
+    rows, width = logits.shape
+    tiles = triton.cdiv(width, TILE)
+    top, mass = torch.empty(2, rows, tiles, device=logits.device)
+    if rows:
+        _sums_kernel[(rows, triton.cdiv(tiles, _TILES))](
+            logits, head.bias, top, mass, logits.stride(0), width, tiles, TOKENS=TILE, TILES=_TILES,
+            num_warps=8,
+        )  # fmt: skip
+    return Sums(top, mass)
+
+
+@triton.jit
+def _sums_kernel(
+    logits_ptr, bias_ptr, top_ptr, mass_ptr, stride, width, tiles,
+    TOKENS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    token = tile[:, None] * TOKENS + tl.arange(0, TOKENS)[None]
+    logits = tl.load(logits_ptr + row * stride + token, mask=token < width, other=0.0)
+    bias = tl.load(bias_ptr + token, mask=token < width, other=-float("inf"))
+    value = tl.fma(logits, 1.4426950408889634, bias)
+    # A finite value, so that a tile without ordinary tokens has a mass of 0.
+    top = tl.maximum(tl.max(value, 1), -3.0e38)
+    mass = tl.sum(tl.exp2(value - top[:, None]), 1)
+    tl.store(top_ptr + row * tiles + tile, top, mask=tile < tiles)
+    tl.store(mass_ptr + row * tiles + tile, mass, mask=tile < tiles)
