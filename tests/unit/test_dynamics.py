@@ -194,3 +194,22 @@ def test_a_table_too_wide_to_read_is_turned(capsys) -> None:
     narrow.add_row("runs/mdlm", "5,000", "7.25")
     show_table(narrow, "few")
     assert re.search(r"runs/mdlm │ 5,000 │ 7\.25", capsys.readouterr().out)
+
+
+def test_texts_may_have_a_seed_of_their_own(runs: Path, whole: bytes, tmp_path: Path) -> None:
+    """They are those of that seed, whatever comes with them; what is read stays as it is."""
+    alone = ["--text-seed", "3", "--batch-tokens", "32"]
+    other = measure(runs, tmp_path / "other.jsonl", *alone)
+    seeded = measure(runs, tmp_path / "seeded.jsonl", "--seed", "3")
+    read = [r for r in other if r.metric == "ppl"]
+    assert read == [r for r in read_records(runs / "whole.jsonl") if r.metric == "ppl"]
+    own, expected = ([r for r in rs if r.metric == "entropy"] for rs in (other, seeded))
+    assert [(r.seed, r.value) for r in own] == [(3, pytest.approx(r.value)) for r in expected]
+    before = [r.value for r in read_records(runs / "whole.jsonl") if r.metric == "entropy"]
+    assert before != [r.value for r in own]
+
+
+def test_batches_that_cannot_be_are_refused(runs: Path, capsys) -> None:
+    run = str(runs / "a")
+    assert "--batch-tokens" in complaint(capsys, "eval", "dynamics", run, "--batch-tokens", "0")
+    assert "seed" in complaint(capsys, "eval", "dynamics", run, "--text-seed", "-1")

@@ -21,6 +21,7 @@ from xdlm.evaluation.judges import Judge
 from xdlm.evaluation.provenance import provenance
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.subject import Progress, Subject, Written, unseen
+from xdlm.sampling.writing import BATCH_TOKENS
 
 
 def plan_writing(
@@ -52,15 +53,22 @@ def measure_writing(
 
 
 def write_texts(
-    model: Subject, plan: EvalRecord, *, trajectory: bool = False, progress: Progress = unseen
+    model: Subject,
+    plan: EvalRecord,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    trajectory: bool = False,
+    progress: Progress = unseen,
 ) -> Written:
-    """Make texts as planned, whoever will judge them; how they came about is kept with them on request."""
+    """Make texts as planned, whoever will judge them, so many tokens at a time; how they came about is kept
+    with them on request."""
     if plan.steps is None or plan.temperature is None or plan.top_p is None:
         raise UserError(f"the plan is one of {plan.metric}, not of generated texts")
     with progress(f"sampling in {plan.steps} steps") as show:
         return model.sample(
             plan.n, steps=plan.steps, length=plan.length, seed=plan.seed,
-            temperature=plan.temperature, top_p=plan.top_p, trajectory=trajectory, on_step=show,
+            temperature=plan.temperature, top_p=plan.top_p, batch_tokens=batch_tokens,
+            trajectory=trajectory, on_step=show,
         )  # fmt: skip
 
 

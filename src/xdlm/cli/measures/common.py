@@ -21,6 +21,7 @@ from xdlm.evaluation.records import EvalRecord, append_records, check_records
 from xdlm.files import check_file, explained
 from xdlm.report import tables
 from xdlm.sampling import Filter, SamplerConfig
+from xdlm.sampling.writing import BATCH_TOKENS
 
 #: Columns of a screen that nothing is too wide for.
 _ENDLESS = 100_000
@@ -74,6 +75,11 @@ class Writing:
     """Draw from the smallest set of tokens that holds this probability."""
     transitions: bool = False
     """Count what tokens do at each step too: appear, change, be masked again."""
+    batch_tokens: int = BATCH_TOKENS
+    """Tokens that are sampled together; a large GPU is faster with more. Texts stay the same, up to the
+    model's own rounding."""
+    text_seed: int | None = None
+    """Decides the draws of generated texts, if --seed shall not: rows that are read stay comparable."""
 
     def texts(self, steps: int) -> int:
         """How many are generated in so many steps."""
@@ -91,6 +97,10 @@ def check_settings(options: Running) -> None:
         if options.max_rows is not None and options.max_rows < 1:
             raise UserError(f"--max-rows must be at least 1, got {options.max_rows}")
     if isinstance(options, Writing):
+        if options.text_seed is not None:
+            check_seed(options.text_seed)
+        if options.batch_tokens < 1:
+            raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
         for n in options.n:
             if not 1 <= n <= MAX_SAMPLES:
                 raise UserError(f"--n must lie in 1..{MAX_SAMPLES:,}, got {n}")

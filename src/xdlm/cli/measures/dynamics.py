@@ -178,9 +178,10 @@ class _Dynamics:
             # Made when the first judge asks for them, and kept for the others.
             written = cache(
                 partial(
-                    write_texts, model, plans[0], trajectory=options.transitions, progress=progress
+                    write_texts, model, plans[0], batch_tokens=options.batch_tokens,
+                    trajectory=options.transitions, progress=progress,
                 )
-            )
+            )  # fmt: skip
             found = [
                 self._held.once(expected(plan), partial(_texts_judged, written, plan, judge))
                 for plan, judge in zip(plans, judges, strict=True)

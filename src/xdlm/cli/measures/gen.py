@@ -97,7 +97,10 @@ def run(arguments: list[str]) -> None:
         _add_row(table, kind.replace("_", ", "), records)
     for steps in options.steps:
         plans = [planned(model, options.model, judge, steps, options, options) for judge in judges]
-        out = write_texts(model, plans[0], trajectory=options.transitions, progress=progress)
+        out = write_texts(
+            model, plans[0], batch_tokens=options.batch_tokens, trajectory=options.transitions,
+            progress=progress,
+        )  # fmt: skip
         found = [
             judge_texts(out, plan, judge, progress=progress)
             for plan, judge in zip(plans, judges, strict=True)
@@ -120,8 +123,9 @@ def run(arguments: list[str]) -> None:
 def planned(
     model: Model, name: str, judge: Judge, steps: int, running: Running, writing: Writing
 ) -> EvalRecord:
+    seed = running.seed if writing.text_seed is None else writing.text_seed
     return plan_writing(
-        model, name, judge, n=writing.texts(steps), steps=steps, length=running.length, seed=running.seed,
+        model, name, judge, n=writing.texts(steps), steps=steps, length=running.length, seed=seed,
         temperature=writing.temperature, top_p=writing.top_p,
     )  # fmt: skip
 
