@@ -3,6 +3,8 @@
     python recipes/repro/run.py --minutes 25                      everything
     python recipes/repro/run.py --minutes 4 --runs mdlm           one run
     python recipes/repro/run.py --minutes 0                       measure what there is
+    python recipes/repro/run.py --minutes 10 --lanes 3 --runs mdlm judge xdlm-k0.1 --seed 1 --last-only \\
+        --out results/repro/again                                 three of them trained again
 
 Text is looked for in the folder that XDLM_DATA names (or data/): enwiki2014/*.jsonl.xz, gpt2/ and the
 zero-shot sets. With --lanes 2 two runs share the GPU, so that one computes while the other starts; a run is
@@ -11,6 +13,11 @@ the runs that have steps left. Called again, it goes on where it stopped, and me
 A budget can be spent in pieces, on one machine or another: of an earlier piece a later one needs the judge
 in runs/repro/kept, and what is adapted the run that it starts from. Results are records (JSON lines) under
 --out, logs are in runs/repro/logs.
+
+With --seed 1 runs lie in runs/repro/seed-1, with a judge of their own: they are trained with that seed, and
+their texts are drawn with it. Text is read as before, so that a report can compare rows with rows. Texts
+under --last-only are of the last checkpoint, and all that is measured is how good they are: many more of
+them can be had in the same time, and on a large GPU more so with --batch-tokens 262144.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
 from xdlm.evaluation.records import read_records
 from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
 from xdlm.report.study.collection import FOREIGN
+from xdlm.sampling.writing import BATCH_TOKENS
 
 HERE = Path(__file__).parent
 JUDGE, START = "judge", "mdlm"
@@ -33,9 +41,10 @@ RUNS = (START, JUDGE, "xdlm-k0.1", "udlm", "adapt-xdlm", "adapt-mdlm", "xdlm-k0.
 RECIPES = {run: HERE / f"{run.replace('adapt-', 'adapt/')}.yaml" for run in RUNS}
 SPLITS = ("train", "validation")
 VALIDATION = "prepared/enwiki2014-validation"
-LOGS = Path("runs/repro/logs")
+#: What is written beside the runs.
+HOME = Path("runs/repro")
 #: The judge in a form that is small enough to keep: runs that are trained later need the same one.
-KEPT_JUDGE = Path("runs/repro/kept/judge")
+KEPT = "kept"
 
 
 def main() -> None:
@@ -48,8 +57,16 @@ def main() -> None:
                         default=["8", "32", "128"])  # fmt: skip
     parser.add_argument("--n", nargs="+", help="texts for each number of steps: most where it matters",
                         default=["1024", "512", "512", "256", "256", "128", "128", "512"])  # fmt: skip
+    parser.add_argument("--seed", type=int,
+                        help="of training and of generated text, other than the recipes'")  # fmt: skip
+    parser.add_argument("--last-only", action="store_true",
+                        help="measure the last checkpoint alone: no dynamics, no foreign sampler, no kept "
+                        "texts, no transitions")  # fmt: skip
+    parser.add_argument("--batch-tokens", default=str(BATCH_TOKENS),
+                        help="tokens that are sampled together")  # fmt: skip
     options = parser.parse_args()
-    if len(options.n) != len(options.steps) or not {*options.early_steps} <= {*options.steps}:
+    early = set() if options.last_only else {*options.early_steps}
+    if len(options.n) != len(options.steps) or not early <= {*options.steps}:
         parser.error(
             "--n needs a number for each of --steps, and --early-steps must be among those"
         )
@@ -63,18 +80,36 @@ def prepare() -> None:
     for split in SPLITS:
         out = f"prepared/enwiki2014-{split}"
         if not Path(out, "manifest.json").is_file():
-            xdlm(LOGS / "prepare.log", "prepare", "--data", f"enwiki2014:{split}", "--tokenizer", "gpt2",
-                 "--out", out, "--workers", "8")  # fmt: skip
+            xdlm(HOME / "logs" / "prepare.log", "prepare", "--data", f"enwiki2014:{split}", "--tokenizer",
+                 "gpt2", "--out", out, "--workers", "8")  # fmt: skip
 
 
 class TextStudy(LaneStudy):
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._keeping = options, Lock()
-        super().__init__(RECIPES, options.runs, logs=LOGS, minutes=options.minutes, lanes=options.lanes,
-                         benches=options.benches, times=options.out / SECONDS)  # fmt: skip
+        self._home = HOME if options.seed is None else HOME / f"seed-{options.seed}"
+        super().__init__(RECIPES, options.runs, logs=self._home / "logs", minutes=options.minutes,
+                         lanes=options.lanes, benches=options.benches,
+                         times=options.out / SECONDS)  # fmt: skip
 
     def needs(self, run: str) -> str | None:
         return START if run.startswith("adapt-") else None
+
+    def folder(self, run: str) -> Path:
+        own = super().folder(run)
+        return self._home / own.relative_to(HOME)
+
+    def flags(self, run: str) -> list[str]:
+        if self._options.seed is None:
+            return []
+        start = ["--train.start", str(self.folder(START))] if self.needs(run) else []
+        return [
+            "--train.seed",
+            str(self._options.seed),
+            "--train.out",
+            str(self.folder(run)),
+            *start,
+        ]
 
     def measure(self, run: str) -> None:
         """Every checkpoint that was kept: perplexity, here and on the zero-shot sets, and generated text.
@@ -87,12 +122,17 @@ class TextStudy(LaneStudy):
         rows = ["--batch", "256", "--max-rows", "512", "--row-nats"]
         reading = ["--data", VALIDATION, "--zero-shot", *rows]
         dynamics = ["eval", "dynamics", folder, *reading, *judges, *records]
+        at_last = ["--every", str(self.step_of_newest(run))]
         if run == JUDGE:  # it writes nothing
-            self.xdlm(f"{run}.measure", *dynamics, "--steps")
+            self.xdlm(
+                f"{run}.measure", *dynamics, "--steps", *(at_last if options.last_only else ())
+            )
             return
-        last = str(self.step_of_newest(run))
-        whole = ["--transitions", "--every", last]
-        self.xdlm(f"{run}.last", *dynamics, *self._writing(options.steps), *whole)
+        whole = [*self._writing(options.steps), *at_last]
+        if options.last_only:
+            self.xdlm(f"{run}.last", *dynamics, *whole)
+            return
+        self.xdlm(f"{run}.last", *dynamics, *whole, "--transitions")
         self.xdlm(f"{run}.measure", *dynamics, *self._writing(options.early_steps))
         if run == START or self.needs(run):
             self._keep_texts(run, "--model", folder)
@@ -118,15 +158,19 @@ class TextStudy(LaneStudy):
     def _own_judge(self) -> list[str]:
         """The one that was trained here, or kept from before; none, if it did not come to its end."""
         self.wait_for(JUDGE)
+        kept = self._home / KEPT / JUDGE
         with self._keeping:
-            if not KEPT_JUDGE.exists() and not self.steps_left(JUDGE):
+            if not kept.exists() and not self.steps_left(JUDGE):
                 self.xdlm(f"{JUDGE}.export", "export", "--model", str(self.folder(JUDGE)), "--out",
-                          str(KEPT_JUDGE), "--dtype", "int8")  # fmt: skip
-        return [str(KEPT_JUDGE)] if KEPT_JUDGE.exists() else []
+                          str(kept), "--dtype", "int8")  # fmt: skip
+        return [str(kept)] if kept.exists() else []
 
     def _writing(self, steps: list[str]) -> list[str]:
-        texts = dict(zip(self._options.steps, self._options.n, strict=True))
-        return ["--steps", *steps, "--n", *(texts[number] for number in steps)]
+        options = self._options
+        texts = dict(zip(options.steps, options.n, strict=True))
+        seed = [] if options.seed is None else ["--text-seed", str(options.seed)]
+        return ["--batch-tokens", options.batch_tokens, *seed, "--steps", *steps, "--n",
+                *(texts[number] for number in steps)]  # fmt: skip
 
     def _keep_texts(self, name: str, *words: str) -> None:
         """A few, to be read."""

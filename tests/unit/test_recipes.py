@@ -75,7 +75,10 @@ def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
             Path(words[words.index("--out") + 1]).mkdir(parents=True)
         if words[0] == "train":
             trained.add(words[1])
-            folder = Path(load_config(words[1]).train.out)
+            recipe = Path(load_config(words[1]).train.out)
+            folder = (
+                Path(words[words.index("--train.out") + 1]) if "--train.out" in words else recipe
+            )
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "log.jsonl").write_text('{"step": 25, "loss": 9.0, "elbo": 8.5}\n')
 
@@ -144,6 +147,47 @@ def test_nothing_is_written_twice(tmp_path: Path, monkeypatch, judges: int) -> N
         "mdlm.measure",
         *again,
     ]
+
+
+def test_another_seed_has_folders_and_a_judge_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    """And of the last checkpoint nothing but perplexities is measured."""
+    script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
+    said = pretend(monkeypatch, script)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--minutes",
+        "1",
+        "--runs",
+        "mdlm",
+        "judge",
+        "adapt-xdlm",
+        "--seed",
+        "1",
+        "--last-only",
+    ]
+    words += ["--steps", "256", "8", "--n", "7", "5", "--batch-tokens", "99", "--out", "again"]
+    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    script["main"]()
+    named = {log: [*words] for log, *words in said}
+    assert sorted(named) == sorted([
+        "prepare", "mdlm", "judge", "judge.export", "adapt-xdlm", "mdlm.last", "judge.measure",
+        "adapt-xdlm.last",
+    ])  # fmt: skip
+    flags = ["--train.seed", "1", "--train.out", "runs/repro/seed-1/mdlm"]
+    assert named["mdlm"][-4:] == flags
+    assert named["adapt-xdlm"][-2:] == ["--train.start", "runs/repro/seed-1/mdlm"]
+    for run in ("mdlm", "adapt-xdlm"):
+        last = named[f"{run}.last"]
+        assert last[:3] == ["eval", "dynamics", f"runs/repro/seed-1/{run}"]
+        assert last[last.index("--judge") + 1] == "runs/repro/seed-1/kept/judge"
+        assert last[-12:] == [
+            "--batch-tokens", "99", "--text-seed", "1", "--steps", "256", "8", "--n", "7", "5", "--every",
+            "5000",
+        ]  # fmt: skip
+        assert "--transitions" not in last and "--seed" not in last, "rows are those of other seeds"
+    assert named["judge.measure"][-3:] == ["--steps", "--every", "5000"]
+    assert Path("again/curves/mdlm.csv").is_file() and Path("again/seconds.csv").is_file()
+    assert not Path("again/samples").exists()
 
 
 def test_what_was_cut_before_its_first_step_goes_on(tmp_path: Path, monkeypatch) -> None:

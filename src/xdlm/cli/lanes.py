@@ -102,6 +102,7 @@ class LaneStudy(ABC):
             wait([self._trained[run]])
 
     def folder(self, run: str) -> Path:
+        """Where it is trained; if that is not what the recipe says, `flags` must say so too."""
         return Path(load_config(self._recipes[run]).train.out)
 
     def steps_left(self, run: str) -> int:
