@@ -26,7 +26,7 @@ from xdlm.report.study.verdict import Estimate, Finding, Outcome, agreement, bel
 def test_what_follows_the_paper_holds() -> None:
     page = page_of(whole())
     found = verdicts(page)
-    assert len(found) == 13 and set(found.values()) == {"holds"}, found
+    assert len(found) == 14 and set(found.values()) == {"holds"}, found
     assert "| MDLM | 23.32 ± 0.10 | +0.0 % | 23.321 | +0.0 % |" in page
     assert (
         "XDLM k=0.1 and MDLM change places under SmolLM2-135M-Instruct-Q8_0.gguf at 111 steps"

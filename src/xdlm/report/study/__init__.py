@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xdlm.files import check_writable, write_atomic
 from xdlm.report.study.adapted import adaptation
+from xdlm.report.study.again import TITLE, trained_again
 from xdlm.report.study.balance import balance
 from xdlm.report.study.changes import transitions
 from xdlm.report.study.collection import Study, read_study
@@ -26,7 +27,7 @@ from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
-    validation, zero_shot, generation, judges, balance, dynamics, transitions, adaptation,
+    validation, zero_shot, generation, judges, trained_again, balance, dynamics, transitions, adaptation,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 
@@ -65,7 +66,7 @@ written by `xdlm report --results {results} --out {name}` from the records in [{
 verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
 standard errors (se), and is *not separated by the noise* where it is less. One of several parts, such as
 two judges, holds where all do, and does not where one does not. Values are ± one standard error,
-which knows nothing of how much another training run would differ.
+which knows nothing of how much another training run would differ{_another(study)}.
 {_errors(study)} Scale, data
 and judges differ from the paper's: compare orders and gaps, not values.
 
@@ -75,6 +76,11 @@ and judges differ from the paper's: compare orders and gaps, not values.
     pages += [f"## Notes\n\n{notes.strip()}\n"] if notes.strip() else []
     plots = {name: plot for section in sections for name, plot in section.figures.items()}
     return "\n".join([head, *pages]), plots
+
+
+def _another(study: Study) -> str:
+    link = TITLE.lower().replace(" ", "-")
+    return "" if study.again is None else f" (see [{TITLE}](#{link}))"
 
 
 def _errors(study: Study) -> str:

@@ -2,6 +2,7 @@
 
 curves/RUN.csv                 step,nats: the bound on training batches
 samples/RUN/steps-00008.jsonl  texts of so many sampling steps, as `xdlm eval gen --samples` keeps them
+again/                         all of this of some of the methods, trained again with another seed
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from xdlm.report.plots import clean, save_panels
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SECONDS, CURVES, SAMPLES = "seconds.csv", "curves", "samples"
+SECONDS, CURVES, SAMPLES, AGAIN = "seconds.csv", "curves", "samples", "again"
 #: Run -> (step, nats), and run -> number of sampling steps -> texts.
 Curves = dict[str, list[tuple[int, float]]]
 Samples = dict[str, dict[int, list[str]]]
@@ -59,9 +60,10 @@ def add_seconds(file: Path, command: str, seconds: float) -> None:
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
-    """What each command took, in all where it was called several times, here and in the folders below."""
+    """What each command took, in all where it was called several times, here and in the folders below, but
+    for training again."""
     found: dict[str, float] = {}
-    for file in sorted(folder.rglob(SECONDS)):
+    for file in sorted(f for f in folder.rglob(SECONDS) if not is_again(f, folder)):
         for line in file.read_text(encoding="utf-8").splitlines():
             try:
                 command, seconds = line.split(",")
@@ -69,6 +71,11 @@ def read_seconds(folder: Path) -> dict[str, float]:
             except ValueError as error:
                 raise UserError(f"{file} is no list of command,seconds: '{line}'") from error
     return found
+
+
+def is_again(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder of results belongs to methods that were trained again."""
+    return file.relative_to(folder).parts[0] == AGAIN
 
 
 def read_samples(folder: Path) -> Samples:

@@ -26,9 +26,11 @@ from xdlm.report.comparison import (
     real_text,
 )
 from xdlm.report.study.beside import (
+    AGAIN,
     SAMPLES,
     Curves,
     Samples,
+    is_again,
     read_curves,
     read_samples,
     read_seconds,
@@ -45,6 +47,8 @@ _TRANSITIONS = "transitions"
 FIGURES = "figures"
 #: In the name of a sampler that is not the model's own.
 FOREIGN = " as "
+#: What texts of two trainings have in common.
+_DRAWN = ("sampler", "temperature", "top_p")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Study:
     """What commands took, by name: a run's for its training, `RUN.WHAT` for measuring it."""
     curves: Curves = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
+    again: Study | None = None
+    """Some of the methods, trained again."""
 
     @property
     def methods(self) -> list[str]:
@@ -111,7 +117,7 @@ class Study:
 
     @cached_property
     def _groups(self) -> dict[str, list[EvalRecord]]:
-        return grouped(self.records)
+        return grouped([*self.records, *(() if self.again is None else self.again.records)])
 
     def sources(self, records: Iterable[EvalRecord]) -> list[EvalRecord]:
         """What records that may be averages were made of."""
@@ -157,7 +163,14 @@ def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Gri
 
 def read_study(folder: Path) -> Study:
     """All records of a folder and those in it; refuses what does not compare."""
-    files = sorted(f for f in folder.rglob("*.jsonl") if SAMPLES not in f.relative_to(folder).parts)
+    study = _read_one(folder)
+    return with_again(study, _read_one(folder / AGAIN)) if (folder / AGAIN).is_dir() else study
+
+
+def _read_one(folder: Path) -> Study:
+    """But for methods that were trained again."""
+    found = (f for f in folder.rglob("*.jsonl") if not is_again(f, folder))
+    files = sorted(f for f in found if SAMPLES not in f.relative_to(folder).parts)
     raw = once([record for file in files for record in read_records(file)])
     if not raw:
         raise UserError(f"{folder} holds no records; give a folder of files that `xdlm eval` wrote")
@@ -186,6 +199,16 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
     step = _common_step(trained)
     painted = averaged(r for r in raw if r.metric.removeprefix("real_") in PAINTED)
     return Study(list(raw), trained, repeats, adapted, resampled, reference, step, painted)
+
+
+def with_again(study: Study, again: Study) -> Study:
+    """With methods that were trained again, measured as before but for the number of texts."""
+    for metric, alike in (("ppl", (*ALWAYS, "draws")), ("gen_ppl", (*ALWAYS, *_DRAWN))):
+        check_alike([*study.of(metric), *again.of(metric)], alike, "trained again")
+    for data in {r.data for r in again.of("ppl")}:
+        read = [*study.of("ppl", data=data), *again.of("ppl", data=data)]
+        check_alike(read, ("data_sha256",), f"trained again, perplexity of {data}")
+    return replace(study, again=again)
 
 
 def _is_autoregressive(record: EvalRecord) -> bool:

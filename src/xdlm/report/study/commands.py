@@ -11,7 +11,7 @@ from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
-from xdlm.report.study.collection import Study
+from xdlm.report.study.collection import Study, seed_of
 
 IMAGES = "python recipes/cifar10/run.py --minutes 60"
 #: Where that script keeps the judge that it trains.
@@ -26,6 +26,16 @@ def train_again(study: Study) -> str:
 def measure_again(study: Study) -> str:
     """What there is, without training."""
     return _script(study, 0)
+
+
+def repeat_again(again: Study) -> str:
+    """Trains some of the methods with another seed, and measures what came out."""
+    ends = {PurePosixPath(r.model).name: r for r in (*again.last, *again.reference)}
+    seed = min(seed_of(r) for r in again.last)
+    texts = {r.steps or 0: r.n for r in again.last if r.judge is not None}
+    steps, numbers = (" ".join(map(str, part)) for part in (texts, texts.values()))
+    written = f" --steps {steps} --n {numbers}" if texts else ""
+    return f"{_script(again, 60)} --seed {seed} --last-only --runs {' '.join(ends)}{written}"
 
 
 def _script(study: Study, minutes: int) -> str:

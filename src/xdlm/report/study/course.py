@@ -16,7 +16,7 @@ from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid, Study, grid
 from xdlm.report.study.commands import measure_again
 from xdlm.report.study.likelihood import MASKED, MIXED
-from xdlm.report.study.page import Section, by_method, fold, of_paper, percent
+from xdlm.report.study.page import Section, as_share, by_method, fold, of_paper, percent
 from xdlm.report.study.verdict import (
     SURE,
     Estimate,
@@ -119,7 +119,7 @@ def shrinks(name: str, short: str, found: Mapping[int, Estimate]) -> Test:
     if len(found) < 2:
         return unmeasured(f"{name} of {MIXED} and {MASKED} at two checkpoints")
     (first, before), *_, (last, after) = found.items()
-    words = f"{name}: {_as_share(before)} at step {first:,}, {_as_share(after)} at step {last:,}"
+    words = f"{name}: {as_share(before)} at step {first:,}, {as_share(after)} at step {last:,}"
     brief = f"{short} {percent(math.expm1(before.value))} to {percent(math.expm1(after.value))}"
     return positive(difference(before, after), words, brief)
 
@@ -136,13 +136,6 @@ def _finding(what: str, table: paper.PaperTable, found: Sequence[Quantity]) -> F
     )
 
 
-def _as_share(found: Estimate) -> str:
-    """A gap as a percentage of the lower one."""
-    share = math.expm1(found.value)
-    error = found.stderr * math.exp(found.value)
-    return f"{percent(share)} ± {100 * error:.1f}".replace("nan", "?")
-
-
 def _other_gaps(study: Study, found: Sequence[Quantity]) -> str:
     others = [method for method in study.methods if method not in (MASKED, MIXED)]
     tables = [_gap_table(found, method) for method in others]
@@ -154,7 +147,7 @@ def _gap_table(found: Sequence[Quantity], method: str) -> str:
     by_name = {q.name: gaps(q.cells, method) for q in found}
     steps = sorted({step for own in by_name.values() for step in own})
     rows = [
-        [name, *(_as_share(own[step]) if step in own else "" for step in steps)]
+        [name, *(as_share(own[step]) if step in own else "" for step in steps)]
         for name, own in by_name.items() if own
     ]  # fmt: skip
     if not rows:

@@ -19,7 +19,7 @@ from xdlm.report.study.verdict import SURE, Estimate, difference
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PAPER: Grid[int] = {
+PAPER: Grid[int] = {
     name: {
         int(n): Estimate(float(figure), 0.0)
         for n, figure in zip(paper.OWT_QUALITY.columns, figures, strict=True)
@@ -49,7 +49,7 @@ def crossings(judged: Mapping[str, Grid[int]]) -> str:
     ours = [f"under {judge} {told(_values(cells))}" for judge, cells in judged.items()]
     if not ours:
         return ""
-    places = f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(_values(_PAPER))}."
+    places = f"{MIXED} and {MASKED} change places {', '.join(ours)}; in the paper {told(_values(PAPER))}."
     sure = [f"under {judge} {ahead(cells)}" for judge, cells in judged.items()]
     return f"{places} Ahead by more than {SURE:g} standard errors are {'; '.join(sure)}."
 
@@ -93,7 +93,7 @@ def against_masked(cells: Grid[int]) -> Lines:
 def plot_crossover(methods: Sequence[str], judged: Mapping[str, Grid[int]], file: Path) -> None:
     """Quality beside masked noise's, by each judge, and in the paper."""
     colours = series_colours(methods)
-    theirs = {name: row for name, row in _PAPER.items() if name in colours}
+    theirs = {name: row for name, row in PAPER.items() if name in colours}
 
     def panel(cells: Grid[int], who: str) -> Callable[[Axes], None]:
         title = f"perplexity / {MASKED}'s ({who})"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
+from xdlm.evaluation.records import EvalRecord
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Study, grid
 from xdlm.report.study.commands import read_again
@@ -68,12 +69,17 @@ def zero_shot(study: Study) -> Section:
 
 def _exact(study: Study, data: str | None) -> str:
     """What an autoregressive model makes of the same text."""
-    own = [r for r in study.reference if r.metric == "ppl" and r.data == data]
-    if not own:
+    last = reference(study, data)
+    if last is None:
         return ""
-    last = max(own, key=lambda r: r.step)
     name = PurePosixPath(last.model).name
     return f"For comparison, {estimate(last).shown()} for the autoregressive {name}, exact and no bound."
+
+
+def reference(study: Study, data: str | None) -> EvalRecord | None:
+    """The perplexity of an autoregressive model at its end."""
+    own = [r for r in study.reference if r.metric == "ppl" and r.data == data]
+    return max(own, key=lambda r: r.step, default=None)
 
 
 def _ordering(what: str, found: Mapping[str, Estimate], theirs: Mapping[str, float]) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,3 +127,15 @@ def fold(title: str, body: str) -> str:
 
 def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:+.{digits}f} %"
+
+
+def as_share(log_ratio: Estimate) -> str:
+    """A difference of logarithms as a percentage of what it is counted from."""
+    error = log_ratio.stderr * math.exp(log_ratio.value)
+    return f"{percent(math.expm1(log_ratio.value))} ± {100 * error:.1f}".replace("nan", "?")
+
+
+def listed(names: Iterable[object]) -> str:
+    """In words; numbers as people write them."""
+    *others, last = [f"{name:,}" if isinstance(name, int) else str(name) for name in names]
+    return f"{', '.join(others)} and {last}" if others else last

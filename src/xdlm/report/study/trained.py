@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -30,22 +30,10 @@ _ASIDE = {
 
 
 def trained(study: Study) -> Section:
-    ends = _ends(study)
-    times = {r.model: r for r in _last([r for r in study.records if r.metric == "train_seconds"])}
-    models = list(dict.fromkeys([*ends, *times]))
-    names = [PurePosixPath(model).name for model in models]
-    rows = [
-        [*_row(ends.get(model), times.get(model)), _measured(study, name)]
-        for model, name in zip(models, names, strict=True)
-    ]
-    training = math.fsum(r.value or 0.0 for r in times.values())
-    measuring = math.fsum(s for command, s in study.seconds.items() if command not in names)
     parts = [
-        markdown_table(_COLUMNS, rows),
-        f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
-        "of them at a time on one device.",
+        *what_it_took(study),
         *(_of_text(study) if study.has_text else ()),
-        *missing(ends, times, "device time of training"),
+        *missing(_ends(study), train_seconds(study), "device time of training"),
     ]
     curves = {
         method_of(r): study.curves[name]
@@ -57,9 +45,32 @@ def trained(study: Study) -> Section:
         (),
         parts,
         figures=figures,
-        records=list(times.values()),
+        records=list(train_seconds(study).values()),
         command=train_again(study) if study.has_text else IMAGES,
     )
+
+
+def train_seconds(study: Study) -> dict[str, EvalRecord]:
+    """Device time of each model's training."""
+    return {r.model: r for r in _last([r for r in study.records if r.metric == "train_seconds"])}
+
+
+def what_it_took(study: Study) -> list[str]:
+    """A table of all models, and the time of all commands."""
+    ends, times = _ends(study), train_seconds(study)
+    models = list(dict.fromkeys([*ends, *times]))
+    names = [PurePosixPath(model).name for model in models]
+    rows = [
+        [*_row(ends.get(model), times.get(model)), _measured(study, name)]
+        for model, name in zip(models, names, strict=True)
+    ]
+    training = math.fsum(r.value or 0.0 for r in times.values())
+    measuring = math.fsum(s for command, s in study.seconds.items() if command not in names)
+    return [
+        markdown_table(_COLUMNS, rows),
+        f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
+        "of them at a time on one device.",
+    ]
 
 
 def _of_text(study: Study) -> list[str]:
@@ -126,15 +137,20 @@ def _minutes(seconds: float) -> str:
 
 def alike(records: Sequence[EvalRecord]) -> str:
     """Whether the methods of some records were trained alike, by their configurations."""
-    configs = [_flat(r.config) for r in {r.model: r for r in records}.values()]
-    names = sorted({name for config in configs for name in config})
-    other = [
-        name for name in names if not any(name == a or name.startswith(f"{a}.") for a in _ASIDE)
-        and len({str(config.get(name)) for config in configs}) > 1
-    ]  # fmt: skip
+    other = differing({r.model: r for r in records}.values())
     if other:
         return f"The methods' configurations differ in more than the noise: {', '.join(other)}."
     return "By their configurations the methods were trained alike but for the noise."
+
+
+def differing(records: Iterable[EvalRecord]) -> list[str]:
+    """Settings in which the training of some models differs, the noise aside."""
+    configs = [_flat(r.config) for r in records]
+    names = sorted({name for config in configs for name in config})
+    return [
+        name for name in names if not any(name == a or name.startswith(f"{a}.") for a in _ASIDE)
+        and len({str(config.get(name)) for config in configs}) > 1
+    ]  # fmt: skip
 
 
 def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -79,6 +79,17 @@ def logarithm(found: Estimate) -> Estimate:
     return Estimate(math.log(found.value), found.stderr / found.value, shares)
 
 
+def pooled(parts: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates under weights w = 1 / se^2, which make its error the smallest:
+    1 / sqrt(sum w). Where an error is not known, so is that of the mean."""
+    if not all(part.stderr > 0 for part in parts):
+        return Estimate(math.fsum(part.value for part in parts) / len(parts), math.nan)
+    weights = [part.stderr**-2 for part in parts]
+    total = math.fsum(weights)
+    sums = math.fsum(w * part.value for w, part in zip(weights, parts, strict=True))
+    return Estimate(sums / total, total**-0.5)
+
+
 class Outcome(StrEnum):
     HOLDS = "holds"
     NOISE = "not separated by the noise"

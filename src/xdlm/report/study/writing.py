@@ -16,6 +16,7 @@ from xdlm.report.study.commands import write_again
 from xdlm.report.study.crossover import crossings, plot_crossover
 from xdlm.report.study.likelihood import MASKED, MIXED, ranked
 from xdlm.report.study.page import Plot, Section, beside_real, by_method, missing, of_paper
+from xdlm.report.study.pooling import many_together, rule, twice, written_again
 from xdlm.report.study.verdict import Estimate, Finding, Test, below, under
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ _STEPS = tuple(int(n) for n in paper.OWT_QUALITY.columns)
 def generation(study: Study) -> Section:
     judged = {judge: study.written(judge) for judge in study.judges}
     entropy = study.written(None)
-    most = max((n for cells in judged.values() for n in shared(cells)), default=_STEPS[-1])
-    parts = [crossings(judged)]
+    most = _most(judged)
+    parts = [crossings(judged), rule(study) if judged else ""]
     for judge, cells in judged.items():
         title = f"Perplexity under {judge} by sampling steps, lower is better"
         parts += [
@@ -56,29 +57,53 @@ def generation(study: Study) -> Section:
     return Section(
         "Generated text", ("tab:owt_performance", "tab:lm1b_performance"),
         parts,
-        [_few(judged, entropy, study), _many(judged, entropy, study, most)], figures, records,
+        findings(judged, entropy, study.real(None), written_again(study)), figures, records,
         write_again(study, study.sources(records)),
     )  # fmt: skip
 
 
-def _few(judged: Mapping[str, Grid[int]], entropy: Grid[int], study: Study) -> Finding:
+def findings(
+    judged: Mapping[str, Grid[int]],
+    entropy: Grid[int],
+    real: Estimate | None,
+    repeated: Mapping[str, Grid[int]],
+) -> list[Finding]:
+    """Few steps are judged by the texts of one training, many by those `repeated` in another too."""
+    few = _few(judged, entropy, real)
+    return [few, _many(judged, entropy, real, repeated), many_together(judged, repeated)]
+
+
+def _most(judged: Mapping[str, Grid[int]]) -> int:
+    return max((n for cells in judged.values() for n in shared(cells)), default=_STEPS[-1])
+
+
+def _few(judged: Mapping[str, Grid[int]], entropy: Grid[int], real: Estimate | None) -> Finding:
     theirs = paper.OWT_QUALITY.column(FEWEST)
     return Finding(
         f"{FEWEST} sampling steps: {MIXED} writes better than {MASKED}",
         f"{theirs[MIXED]:.1f} < {theirs[MASKED]:.1f}",
         compared(judged, MIXED, MASKED, FEWEST),
-        entropies(entropy, study.real(None), MIXED, MASKED, FEWEST),
+        entropies(entropy, real, MIXED, MASKED, FEWEST),
     )
 
 
-def _many(judged: Mapping[str, Grid[int]], entropy: Grid[int], study: Study, most: int) -> Finding:
+def _many(
+    judged: Mapping[str, Grid[int]],
+    entropy: Grid[int],
+    real: Estimate | None,
+    repeated: Mapping[str, Grid[int]],
+) -> Finding:
+    most = _most(judged)
     steps = most if most in _STEPS else _STEPS[-1]
     theirs = paper.OWT_QUALITY.column(steps)
     return Finding(
         f"{most:,} sampling steps: {MASKED} writes better than {MIXED}",
         f"{theirs[MASKED]:.1f} < {theirs[MIXED]:.1f}",
-        compared(judged, MASKED, MIXED, most),
-        entropies(entropy, study.real(None), MASKED, MIXED, most),
+        [
+            under(judge, twice(cells, repeated.get(judge, {}), most))
+            for judge, cells in judged.items()
+        ],
+        entropies(entropy, real, MASKED, MIXED, most),
     )
 
 

@@ -1,0 +1,238 @@
+"""Methods that were trained again with another seed: what another training is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
+from xdlm.report.colours import series_colours
+from xdlm.report.comparison import method_of
+from xdlm.report.figures import Lines, draw_by_steps
+from xdlm.report.plots import save_panels
+from xdlm.report.study import paper
+from xdlm.report.study.collection import Grid, Study, seed_of
+from xdlm.report.study.commands import repeat_again
+from xdlm.report.study.course import gaps
+from xdlm.report.study.crossover import PAPER, against_masked, crossings
+from xdlm.report.study.likelihood import MASKED, MIXED, reference
+from xdlm.report.study.page import Plot, Section, as_share, listed, percent
+from xdlm.report.study.pooling import is_same_judge, judges_again
+from xdlm.report.study.trained import differing, train_seconds, what_it_took
+from xdlm.report.study.verdict import (
+    Estimate,
+    Finding,
+    below,
+    difference,
+    estimate,
+    logarithm,
+    pooled,
+)
+from xdlm.report.study.writing import all_steps, findings
+from xdlm.report.tables import markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Trained again"
+#: Of something, before and again.
+Pair = tuple[Estimate, Estimate]
+
+
+def trained_again(study: Study) -> Section | None:
+    again = study.again
+    if again is None or not again.last:
+        return None
+    judged = {judge: again.written(judge) for judge in again.judges}
+    written = findings(judged, again.written(None), study.real(None), {})
+    pairs = judges_again(study).items()
+    figures: dict[str, Plot] = {"again": partial(_plot, study, again)} if pairs else {}
+    records = [r for r in again.last if r.metric in ("ppl", "gen_ppl", "entropy")]
+    return Section(
+        TITLE, (),
+        [
+            _about(study, again), *what_it_took(again), _reading(study, again),
+            *(_writing(study, again, *pair) for pair in pairs), _worth(study, again), crossings(judged),
+        ],
+        [replace(f, claim=f"{TITLE}: {f.claim}") for f in (*_orderings(again), *written)],
+        figures, [*train_seconds(again).values(), *records], repeat_again(again),
+    )  # fmt: skip
+
+
+def _about(study: Study, again: Study) -> str:
+    seeds = [sorted({seed_of(r) for r in one.last}) for one in (study, again)]
+    ends = [
+        {method_of(r): r for r in one.last if method_of(r) in again.methods}
+        for one in (study, again)
+    ]
+    other = {name for method in ends[1] if method in ends[0]
+             for name in differing([ends[0][method], ends[1][method]])} - {"train.seed"}  # fmt: skip
+    alike = f"Their configurations differ in more: {', '.join(sorted(other))}." if other else (
+        "By their configurations they were trained as before but for the seed."
+    )  # fmt: skip
+    rows = (
+        "the same, in the same order" if _same_rows(study, again) else "others, or in another order"
+    )
+    return (
+        f"{listed(again.methods)} of training seed {listed(seeds[1])} (before: {listed(seeds[0])}) at step "
+        f"{again.step:,}. {alike} Rows of text are {rows}; generated texts are other ones."
+    )
+
+
+def _orderings(again: Study) -> list[Finding]:
+    found = []
+    for what, data, theirs in (
+        ("Validation perplexity", again.validation, paper.VALIDATION.column("PPL")),
+        ("Mean zero-shot perplexity", ZERO_SHOT_MEAN, paper.ZERO_SHOT.column(ZERO_SHOT_MEAN)),
+    ):
+        own = again.perplexities(data)
+        found.append(
+            Finding(
+                f"{what}: {MASKED} ≤ {MIXED}",
+                f"{theirs[MASKED]:.3f} < {theirs[MIXED]:.3f}",
+                [below(MASKED, own.get(MASKED), MIXED, own.get(MIXED))],
+            )
+        )
+    return found
+
+
+def _same_rows(study: Study, again: Study) -> bool:
+    """Whether what was read is the same, in the same order."""
+    first, second = (
+        {(r.data, r.n, r.seed) for r in one.of("ppl") if method_of(r) in again.methods}
+        for one in (study, again)
+    )
+    return first == second
+
+
+def _read(study: Study, again: Study, data: str | None) -> dict[str, Pair]:
+    """Perplexities of a text by method, and that of an autoregressive model."""
+    first, second = (one.perplexities(data) for one in (study, again))
+    for one, found in ((study, first), (again, second)):
+        if (record := reference(one, data)) is not None:
+            found[method_of(record)] = estimate(record)
+    if not _same_rows(study, again):
+        first, second = (
+            {name: e._replace(shares=()) for name, e in found.items()} for found in (first, second)
+        )
+    return {name: (first[name], second[name]) for name in second if name in first}
+
+
+def _change(pair: Pair) -> Estimate:
+    """log(again / before)."""
+    first, second = map(logarithm, pair)
+    return difference(second, first)
+
+
+def _reading(study: Study, again: Study) -> str:
+    texts = {
+        f"perplexity of {study.validation}": _read(study, again, study.validation),
+        "mean zero-shot": _read(study, again, ZERO_SHOT_MEAN),
+    }
+    names = dict.fromkeys(name for found in texts.values() for name in found)
+    rows = [
+        [name, *(cell for found in texts.values() for cell in _three(found.get(name)))]
+        for name in names
+    ]
+    heads = [head for text in texts for head in (text, "again", "difference")]
+    return markdown_table(["", *heads], rows) if rows else ""
+
+
+def _three(pair: Pair | None) -> list[str]:
+    if pair is None:
+        return ["", "", ""]
+    return [pair[0].shown(), pair[1].shown(), as_share(_change(pair))]
+
+
+def _written(study: Study, again: Study, judge: str, other: str) -> dict[str, dict[int, Pair]]:
+    """Perplexities under a judge, before and again, by method and number of steps."""
+    first, second = study.written(judge), again.written(other)
+    return {
+        name: {n: (first[name][n], row[n]) for n in row if n in first.get(name, {})}
+        for name, row in second.items()
+    }
+
+
+def _writing(study: Study, again: Study, judge: str, other: str) -> str:
+    first, second = study.written(judge), again.written(other)
+    steps, same = all_steps(second), is_same_judge(study, judge, other)
+    rows = [["texts", *_texts(study, judge, steps)], ["texts, again", *_texts(again, other, steps)]]
+    pairs = _written(study, again, judge, other)
+    for name, row in second.items():
+        before = first.get(name, {})
+        rows.append([name, *(before[n].shown() if n in before else "" for n in steps)])
+        rows.append([f"{name}, again", *(row[n].shown() if n in row else "" for n in steps)])
+        if same:
+            changes = {n: _change(pair) for n, pair in pairs[name].items()}
+            rows.append(
+                ["difference", *(as_share(changes[n]) if n in changes else "" for n in steps)]
+            )
+    found = [gaps(first), gaps(second)]
+    for name, own in zip((f"{MIXED} against {MASKED}", "again"), found, strict=True):
+        rows.append([name, *(as_share(own[n]) if n in own else "" for n in steps)])
+    both = {n: pooled([own[n] for own in found]) for n in steps if all(n in own for own in found)}
+    rows.append(["together", *(as_share(both[n]) if n in both else "" for n in steps)])
+    who = (
+        judge if same else f"{judge}, trained again too: its values compare within a training alone"
+    )
+    table = markdown_table(["sampling steps", *(f"{n:,}" for n in steps)], rows)
+    return f"*Perplexity under {who}:*\n\n{table}"
+
+
+def _texts(one: Study, judge: str, steps: Iterable[int]) -> list[str]:
+    counts = {r.steps: r.n for r in one.of("gen_ppl", judge=judge)}
+    return [f"{counts[n]:,}" if n in counts else "" for n in steps]
+
+
+def _worth(study: Study, again: Study) -> str:
+    """What another training changes, in a sentence for each kind of perplexity."""
+    read = [
+        _change(pair)
+        for data in (study.validation, ZERO_SHOT_MEAN)
+        for name, pair in _read(study, again, data).items() if name in again.methods
+    ]  # fmt: skip
+    told = [f"perplexity of text by {_range(read)}"] if read else []
+    for judge, other in judges_again(study).items():
+        if is_same_judge(study, judge, other):
+            rows = _written(study, again, judge, other).values()
+            changes = [_change(pair) for row in rows for pair in row.values()]
+            told += (
+                [f"that of generated text under {judge} by {_range(changes)}"] if changes else []
+            )
+    gap = [
+        difference(own[n], before[n])
+        for judge, other in judges_again(study).items()
+        for own, before in [(gaps(again.written(other)), gaps(study.written(judge)))]
+        for n in own if n in before
+    ]  # fmt: skip
+    if gap:
+        most = max((abs(e.value) / e.stderr for e in gap if e.stderr > 0), default=math.nan)
+        told.append(
+            f"the gap in generated text from {MASKED} to {MIXED} by {_range(gap)} (at most {most:.1f} of "
+            "the standard errors of these texts)"
+        )
+    return f"Another training changes {'; '.join(told)}." if told else ""
+
+
+def _range(found: Sequence[Estimate]) -> str:
+    values = sorted(math.expm1(e.value) for e in found)
+    return f"{percent(values[0])} to {percent(values[-1])}"
+
+
+def _plot(study: Study, again: Study, file: Path) -> None:
+    """Mixed noise beside masked noise in both trainings, and in the paper."""
+    names = ["trained first", "trained again", "the paper, GPT-2 Large"]
+    colours = series_colours(names)
+
+    def panel(judge: str, other: str) -> Callable[[Axes], None]:
+        cells: list[Grid[int]] = [study.written(judge), again.written(other), PAPER]
+        drawn = [against_masked(one).get(MIXED, []) for one in cells]
+        lines: Lines = {name: line for name, line in zip(names, drawn, strict=True) if line}
+        title = f"perplexity of {MIXED} / {MASKED}'s ({judge})"
+        return lambda axes: draw_by_steps(axes, lines, colours, title, None)
+
+    save_panels(file, [panel(*pair) for pair in judges_again(study).items()], small=True)
