@@ -1,4 +1,4 @@
-"""Write the model cards of the bundled models from what was measured of them.
+"""Write the cards of the bundled models, and their table in the README, from what was measured of them.
 
 Usage::
 
@@ -7,28 +7,47 @@ Usage::
         --steps 4 8 16 64 --n 256 256 256 128 --records results/pocket.jsonl
     python tools/model_cards.py
 
-The same for the other three (the judge has a perplexity alone). Every figure on a card is of a record.
+The same for the other three (the judge has a perplexity alone). Every figure on a card is of a record, of
+the weights' own configuration, or of results/pocket-seconds.csv: what training took, as run,seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from safetensors import safe_open
+
 from xdlm.api import load
+from xdlm.bundled import bundled_folder
 from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.report.tables import markdown_table, with_error
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "results" / "pocket.jsonl"
-BUNDLED = ROOT / "src" / "xdlm" / "bundled"
+TIMES = ROOT / "results" / "pocket-seconds.csv"
+README = ROOT / "README.md"
 KINDS = {
     "mdlm": "a masked diffusion language model (MDLM)",
     "xdlm": "a diffusion language model of mixed noise (XDLM, k = 0.1), the default of the package",
     "udlm": "a uniform diffusion language model (UDLM)",
     "judge": "an autoregressive language model that judges what the other three write",
 }
+#: How the README calls them, and the judges.
+TITLES = {
+    "mdlm": "`pocket-mdlm`",
+    "xdlm": "`pocket-xdlm` (`pocket`), k = 0.1",
+    "udlm": "`pocket-udlm`",
+    "judge": "`pocket-judge` (autoregressive, exact)",
+}
+JUDGES = {"pocket-judge": "`pocket-judge`", "SmolLM2-135M-Instruct": "SmolLM2-135M"}
+#: What weights are stored as, by the names that safetensors has for it.
+STORED = {"BF16": "in bfloat16", "I8": "as bytes (int8, with a multiplier for each row)"}
+OPTIMISERS = {"adamw": "AdamW", "muon": "Muon and AdamW"}
+_TABLE = re.compile(r"\| +\| perplexity of held-out text .*?\n(?=\n)", re.DOTALL)
 
 
 def card(kind: str, records: Sequence[EvalRecord]) -> str:
@@ -52,8 +71,9 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "",
         "## Model",
         "",
-        f"DiT, {config.model.depth} x {config.model.width}, {parameters / 1e6:.2f} M parameters in "
-        f"bfloat16, {model.tokenizer.size:,} byte-level BPE tokens, rows of {config.data.length} tokens.",
+        f"DiT, {config.model.depth} x {config.model.width}, {parameters / 1e6:.2f} M parameters "
+        f"{_stored(name)}, {model.tokenizer.size:,} byte-level BPE tokens, rows of {config.data.length} "
+        "tokens.",
         "",
         "## Data",
         "",
@@ -65,8 +85,8 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "## Training",
         "",
         f"`xdlm train recipes/pocket/{kind}.yaml`: {model.step:,} steps of {config.train.batch} rows, "
-        f"{tokens / 1e6:,.0f} M tokens ({tokens / 22.56e6:.0f} passes), AdamW, averaged weights. One "
-        "NVIDIA H200, all four models at once in 422 seconds.",
+        f"{tokens / 1e6:,.0f} M tokens ({tokens / 22.56e6:.0f} passes), {OPTIMISERS[config.optim.kind]}, "
+        f"averaged weights. One NVIDIA H200, all four models at once in {training_seconds():.0f} seconds.",
         "",
         "## Measured",
         "",
@@ -82,6 +102,42 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def _stored(name: str) -> str:
+    folder = bundled_folder(name)
+    assert folder is not None
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        return STORED[weights.get_slice("embed.weight").get_dtype()]
+
+
+def training_seconds() -> float:
+    """Until the last of them was done: they were trained at the same time."""
+    with TIMES.open(encoding="utf-8", newline="") as lines:
+        return max(float(seconds) for _, seconds in csv.reader(lines))
+
+
+def readme_table(records: Sequence[EvalRecord]) -> str:
+    """All four side by side: perplexity of held-out text, and of generated text under each judge."""
+    steps = sorted({r.steps for r in records if r.metric == "gen_ppl" and r.steps is not None})
+    rows = []
+    for kind, title in TITLES.items():
+        own = [r for r in records if r.model == f"pocket-{kind}"]
+        (ppl,) = (with_error(r.value, r.stderr, 1) for r in own if r.metric == "ppl")
+        judged = {
+            (r.judge, r.steps): with_error(r.value, r.stderr, 1)
+            for r in own
+            if r.metric == "gen_ppl"
+        }
+        if not judged:
+            rows.append([title, ppl, "", *[""] * len(steps)])
+            continue
+        for judge, called in JUDGES.items():
+            rows.append([title, ppl, called, *(judged[judge, number] for number in steps)])
+            title = ppl = ""
+    return markdown_table(
+        ["", "perplexity of held-out text", "judge", *(f"{number} steps" for number in steps)], rows
+    )
 
 
 def _measured(name: str, records: Sequence[EvalRecord]) -> list[str]:
@@ -135,15 +191,18 @@ def _use(kind: str) -> list[str]:
 
 
 def main() -> None:
-    """Write all cards."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=BUNDLED, help="folder of the models' folders")
-    out = parser.parse_args().out
+    """Write all cards and the README's table."""
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
     records = read_records(RECORDS)
     for kind in KINDS:
-        folder = out / f"pocket-{kind}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = bundled_folder(f"pocket-{kind}")
+        assert folder is not None
         (folder / "README.md").write_text(card(kind, records), encoding="utf-8")
+    text, n = _TABLE.subn(
+        lambda _: readme_table(records) + "\n", README.read_text(encoding="utf-8")
+    )
+    assert n == 1, "the README has one such table"
+    README.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
