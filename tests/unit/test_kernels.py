@@ -259,12 +259,13 @@ weight, bias, u = torch.randn(300, 72), torch.randn(300), torch.rand(40, dtype=t
 hidden, z = torch.randn(40, 72), torch.randint(0, 299, (40,))
 twin = draw_and_weigh(head_logits(hidden, weight, bias, (299,)), u, z)
 head = DrawingHead(weight, bias, (299,))
-head.elements = 20 * 300
 assert head.can_count(hidden) and not head.can_count(hidden[:, :71].contiguous())
 for count in (0, 5, 20, 31, 40):
-    drawn, p_z = head.draw_counted(hidden, u, z, torch.tensor(count))
+    bar = torch.where(torch.arange(40) % 3 > 0, 0.01, twin[1].log() - 0.01)
+    drawn, p_z = head.draw_counted(hidden, u, z, bar, torch.tensor(count))
     assert len(drawn) == len(p_z) == 40
-    assert torch.equal(drawn[:count], twin[0][:count])
+    expected = torch.where(torch.arange(40) % 3 > 0, twin[0], 0)
+    assert torch.equal(drawn[:count], expected[:count])
     torch.testing.assert_close(p_z[:count], twin[1][:count], rtol=1e-5, atol=0)
 
 # As on a GPU, where positions that were not asked for fill up what is gathered.
@@ -331,10 +332,13 @@ for kernel, types, constants in [
     (fused._stats_kernel, HEAD, dict(width=50304, TILES=256, HAS_SUM=True, NEED_SPREAD=True,
                                      BLOCK=1024)),
     (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
-    (fused_draw._draw_kernel, HEAD, dict(width=50304, TILES=256, TOKENS=256, COUNTED=True)),
+    (fused_draw._draw_kernel, HEAD | dict(source="*fp32"),
+     dict(WIDTH=50304, TILES=256, TOKENS=256, FEATURES=32, STORED=True)),
+    (fused_draw._draw_kernel, HEAD | dict(bar="*fp32"),
+     dict(WIDTH=768, TILES=256, TOKENS=256, FEATURES=32, STORED=False)),
     (fused_sums._sums_kernel, HEAD, dict(TOKENS=256, TILES=8)),
     (fused_product._product_kernel, HEAD | TILES,
-     dict(WIDTH=768, COUNTED=True, ROWS=128, TOKENS=256, FEATURES=64)),
+     dict(WIDTH=768, STORED=True, COUNTED=True, ROWS=128, TOKENS=256, FEATURES=64)),
     (fused_seen._move_kernel, dict(rows="*i64", at="*i64", z="*i64", logit="*fp32", moved="*fp32"),
      dict(WIDTH=768, SPAN=1024)),
     (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),

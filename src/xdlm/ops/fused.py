@@ -29,10 +29,10 @@ _STATS_WARPS, _GRADIENT_WARPS = 4, 8
 
 
 class TritonBlock:
-    """`BlockMath` on a GPU. 208 MB of float32 logits, whatever the number of rows; 512 MB where there is
+    """`BlockMath` on a GPU. 156 MB of float32 logits, whatever the number of rows; 512 MB where there is
     a gradient, since each block then reads and writes the gradient of the whole weight."""
 
-    elements = 52_000_000
+    elements = 39_000_000
     gradient_elements = 1 << 27
 
     def __init__(self) -> None:
@@ -59,16 +59,13 @@ class TritonBlock:
             return torch.mm(hidden, head.weight.T, out=out)
         return torch.mm(hidden, head.weight.T, out_dtype=out.dtype, out=out)
 
-    def summed_logits(
-        self, hidden: Tensor, head: Head, count: Tensor | None = None, first: int = 0
-    ) -> tuple[Tensor, Sums]:
-        """The same with its sums; with a `count` on the GPU, of rows i for which `first + i` is below it,
-        at least."""
+    def summed_logits(self, hidden: Tensor, head: Head) -> tuple[Tensor, Sums]:
+        """The same with its sums."""
         if not can_multiply(hidden, head.weight):
             logits = self.logits(hidden, head)
             return logits, sums_of(logits, head)
         out = self._room(hidden, head)
-        return out, product_with_sums(hidden, head, out, count, first)
+        return out, product_with_sums(hidden, head, out)
 
     def _room(self, hidden: Tensor, head: Head) -> Tensor:
         rows, dtype = len(hidden), work_dtype(hidden.dtype)

@@ -9,66 +9,92 @@ from torch import Tensor
 
 from xdlm.ops.blocks import Head
 from xdlm.ops.device import given_or
-from xdlm.ops.fused import load_logits
 from xdlm.ops.fused_product import TILE, Sums
+
+#: Of a state that are multiplied at a time.
+_FEATURES = 32
 
 
 def fused_draw_and_weigh(
-    logits: Tensor,
+    logits: Tensor, sums: Sums, head: Head, uniform: Tensor, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `draw_and_weigh`, from `logits` [R, padded V] and what their tiles add up to; `head` is prepared.
+    Where `uniform` is negative nothing is drawn, and the token is 0."""
+    return _draw(logits, sums, head, uniform, z, None, None)
+
+
+def fused_draw_counted(
+    hidden: Tensor, sums: Sums, head: Head, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same of the first `count` rows, a number on the GPU, without logits: those of `z` and of the tile
+    that is drawn from are computed once more. Where `log p(z)` reaches `bar` nothing is drawn either."""
+    return _draw(hidden, sums, head, uniform, z, bar, count)
+
+
+def _draw(
+    source: Tensor,
     sums: Sums,
     head: Head,
     uniform: Tensor,
     z: Tensor,
-    count: Tensor | None = None,
-    first: int = 0,
+    bar: Tensor | None,
+    count: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `draw_and_weigh`, from `logits` [R, padded V] and what their tiles add up to; `head` is prepared.
-    Where `uniform` is negative nothing is drawn, and the token is 0. With a `count` on the GPU, row i is
-    looked at if `first + i` is below it; the others come out as anything."""
     rows, tiles = sums.top.shape
-    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    p_z = torch.empty(rows, dtype=torch.float64, device=logits.device)
+    drawn = torch.empty(rows, dtype=torch.int64, device=source.device)
+    p_z = torch.empty(rows, dtype=torch.float64, device=source.device)
     if rows:
         _draw_kernel[(rows,)](
-            logits, *sums, head.bias, uniform.contiguous(), z.contiguous(), drawn, p_z,
-            given_or(count, z), first, logits.stride(0), head.size, tiles, width=logits.shape[1],
-            COUNTED=count is not None, TILES=triton.next_power_of_2(tiles), TOKENS=TILE, num_warps=4,
+            source, head.weight, head.bias, *sums, uniform.contiguous(), z.contiguous(),
+            given_or(bar, sums.top), given_or(count, z), drawn, p_z, source.stride(0),
+            head.weight.stride(0), head.size, tiles, len(head.weight), WIDTH=source.shape[1],
+            STORED=count is None, TILES=triton.next_power_of_2(tiles), TOKENS=TILE, FEATURES=_FEATURES,
+            num_warps=4,
         )  # fmt: skip
     return drawn, p_z
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def _draw_kernel(
-    logits_ptr, top_ptr, mass_ptr, bias_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, count_ptr,
-    first, stride, size, tiles, width: tl.constexpr, COUNTED: tl.constexpr, TILES: tl.constexpr,
-    TOKENS: tl.constexpr,
+    source_ptr, weight_ptr, bias_ptr, top_ptr, mass_ptr, uniform_ptr, z_ptr, bar_ptr, count_ptr,
+    drawn_ptr, p_z_ptr, stride, weight_stride, size, tiles, n_tokens, WIDTH: tl.constexpr,
+    STORED: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Running sums of tiles in float64 pick a tile, running sums inside it the token."""
+    """Running sums of tiles in float64 pick a tile, running sums inside it the token. Rows of `source` are
+    logits where they are STORED, else hidden states."""
     row = tl.program_id(0).to(tl.int64)
     wanted = True
-    if COUNTED:
-        wanted = first + row < tl.load(count_ptr)
+    if not STORED:
+        wanted = row < tl.load(count_ptr)
     if wanted:
-        row_ptr = logits_ptr + row * stride
+        row_ptr = source_ptr + row * stride
         tile = tl.arange(0, TILES)
         top = tl.load(top_ptr + row * tiles + tile, mask=tile < tiles, other=-3.0e38)
         mass = tl.load(mass_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
         unit = tl.floor(tl.max(top, 0))
         through = tl.cumsum(_power(top - unit) * mass.to(tl.float64), 0)
         total = tl.max(through, 0)
-        at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
-        tl.store(p_z_ptr + row, _power(at_z - unit) / total)
+        z = tl.load(z_ptr + row) + tl.zeros((1,), tl.int64)
+        at_z = _logits(row_ptr, weight_ptr, bias_ptr, z, weight_stride, n_tokens, WIDTH, STORED,
+                       FEATURES)  # fmt: skip
+        p_z = tl.max(_power(at_z - unit), 0) / total
+        tl.store(p_z_ptr + row, p_z)
         uniform = tl.load(uniform_ptr + row)
+        drawing = uniform >= 0
+        if not STORED:
+            drawing = drawing & (p_z < tl.exp(tl.load(bar_ptr + row).to(tl.float64)))
         found = 0
-        if uniform >= 0:
+        if drawing:
             target = uniform * total
             # The first tile, and in it the first token, whose running sum exceeds the target: never one of
             # zero probability.
             chosen = tl.sum((through <= target).to(tl.int32), 0)
             before = tl.max(tl.where(tile < chosen, through, 0.0), 0)
             after = tl.min(tl.where(tile < chosen, total, through), 0)
-            token = chosen * TOKENS + tl.arange(0, TOKENS)
-            running = tl.cumsum(_power(load_logits(row_ptr, bias_ptr, token, width) - unit), 0)
+            token = (chosen * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+            value = _logits(row_ptr, weight_ptr, bias_ptr, token, weight_stride, n_tokens, WIDTH, STORED,
+                            FEATURES)  # fmt: skip
+            running = tl.cumsum(_power(value - unit), 0)
             # A tile's sum has float32's precision. As a share of it the target lies where it should among
             # the tokens, the rarest included.
             share = (target - before) / (after - before)
@@ -76,6 +102,28 @@ def _draw_kernel(
             found = chosen * TOKENS + tl.sum((running <= rest).to(tl.int32), 0)
         # Where a model gives nothing but NaN, any token will do, but it must be one.
         tl.store(drawn_ptr + row, tl.minimum(found, size - 1).to(tl.int64))
+
+
+@triton.jit
+def _logits(
+    row_ptr, weight_ptr, bias_ptr, token, weight_stride, n_tokens, WIDTH: tl.constexpr,
+    STORED: tl.constexpr, FEATURES: tl.constexpr,
+):  # fmt: skip
+    """Of some tokens in units of log 2, read or computed; -inf where there is no ordinary token."""
+    inside = token < n_tokens
+    if STORED:
+        value = tl.load(row_ptr + token, mask=inside, other=0.0)
+    else:
+        value = tl.zeros(token.shape, tl.float32)
+        for start in range(0, WIDTH, FEATURES):
+            feature = start + tl.arange(0, FEATURES)
+            there = feature < WIDTH
+            state = tl.load(row_ptr + feature, mask=there, other=0.0).to(tl.float32)
+            place = weight_ptr + token[:, None] * weight_stride + feature[None]
+            weight = tl.load(place, mask=inside[:, None] & there[None], other=0.0).to(tl.float32)
+            value += tl.sum(weight * state[None], 1)
+    bias = tl.load(bias_ptr + token, mask=inside, other=-float("inf"))
+    return tl.fma(value, 1.4426950408889634, bias)
 
 
 @triton.jit

@@ -2,8 +2,9 @@
 
 A library's product leaves logits in memory, and a sum over the vocabulary then reads all of them. Here the
 sums are taken while a tile of logits is still in registers. Programs stay on the GPU and take one tile
-after the other, so that the loads of the next one run beside the sums of this one. The number of rows may
-be one that only the GPU knows: tiles behind it cost nothing.
+after the other, so that the loads of the next one run beside the sums of this one. Where nobody will read
+the logits, they are not written; and the number of rows may be one that only the GPU knows: tiles behind it
+cost nothing.
 """
 
 from __future__ import annotations
@@ -56,34 +57,35 @@ def _has_room(device: torch.device) -> bool:
 
 
 def product_with_sums(
-    hidden: Tensor, head: Head, out: Tensor, count: Tensor | None = None, first: int = 0
+    hidden: Tensor, head: Head, out: Tensor | None, count: Tensor | None = None
 ) -> Sums:
-    """`hidden @ weight.T` into `out` [R, padded V], and its sums with the bias added; `head` is prepared.
-    With a `count` on the GPU, of rows i for which `first + i` is below it: the others stay as they are."""
+    """What `hidden @ weight.T` adds up to with the bias, and itself without into `out` [R, padded V];
+    `head` is prepared. With a `count` on the GPU, of so many rows; of others the sums are anything."""
     rows, width = hidden.shape
     down, across = triton.cdiv(rows, _ROWS), triton.cdiv(len(head.weight), TILE)
     top, mass = torch.empty(2, rows, across, device=hidden.device)
-    _product_kernel[(min(down * across, multiprocessors(hidden)),)](
-        TensorDescriptor.from_tensor(hidden, [_ROWS, _FEATURES]),
-        TensorDescriptor.from_tensor(head.weight, [TILE, _FEATURES]),
-        TensorDescriptor.from_tensor(out, [_ROWS, TILE // 2]),
-        head.bias, top, mass, given_or(count, top), first, rows, len(head.weight), down, across,
-        WIDTH=width, COUNTED=count is not None, ROWS=_ROWS, TOKENS=TILE, FEATURES=_FEATURES,
-        num_warps=8, num_stages=3,
-    )  # fmt: skip
+    if rows:
+        source = TensorDescriptor.from_tensor(hidden, [_ROWS, _FEATURES])
+        _product_kernel[(min(down * across, multiprocessors(hidden)),)](
+            source, TensorDescriptor.from_tensor(head.weight, [TILE, _FEATURES]),
+            source if out is None else TensorDescriptor.from_tensor(out, [_ROWS, TILE // 2]),
+            head.bias, top, mass, given_or(count, top), rows, len(head.weight), down, across,
+            WIDTH=width, STORED=out is not None, COUNTED=count is not None, ROWS=_ROWS, TOKENS=TILE,
+            FEATURES=_FEATURES, num_warps=8, num_stages=3,
+        )  # fmt: skip
     return Sums(top, mass)
 
 
-@triton.jit(do_not_specialize=["first", "rows", "down"])
+@triton.jit(do_not_specialize=["rows", "down"])
 def _product_kernel(
-    hidden, weight, out, bias_ptr, top_ptr, mass_ptr, count_ptr, first, rows, n_tokens, down, across,
-    WIDTH: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    FEATURES: tl.constexpr,
+    hidden, weight, out, bias_ptr, top_ptr, mass_ptr, count_ptr, rows, n_tokens, down, across,
+    WIDTH: tl.constexpr, STORED: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the same tokens come one after the other: each weight is read once."""
     wanted = rows
     if COUNTED:
-        wanted = tl.minimum(rows, tl.maximum(tl.load(count_ptr) - first, 0).to(tl.int32))
+        wanted = tl.minimum(rows, tl.load(count_ptr).to(tl.int32))
         down = tl.cdiv(wanted, ROWS)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         start, column = tile % down * ROWS, tile // down
@@ -92,10 +94,11 @@ def _product_kernel(
             left = hidden.load([start, done])
             right = weight.load([column * TOKENS, done])
             total = tl.dot(left, right.T, total, input_precision="ieee")
-        halves = tl.permute(tl.reshape(total, (ROWS, 2, TOKENS // 2)), (0, 2, 1))
-        lower, upper = tl.split(halves)
-        out.store([start, column * TOKENS], lower)
-        out.store([start, column * TOKENS + TOKENS // 2], upper)
+        if STORED:
+            halves = tl.permute(tl.reshape(total, (ROWS, 2, TOKENS // 2)), (0, 2, 1))
+            lower, upper = tl.split(halves)
+            out.store([start, column * TOKENS], lower)
+            out.store([start, column * TOKENS + TOKENS // 2], upper)
         token = column * TOKENS + tl.arange(0, TOKENS)
         bias = tl.load(bias_ptr + token, mask=token < n_tokens, other=-float("inf"))
         value = tl.fma(total, 1.4426950408889634, tl.broadcast_to(bias[None], (ROWS, TOKENS)))

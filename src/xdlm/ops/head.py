@@ -101,7 +101,12 @@ class DrawingHead(RowDraws):
     ) -> tuple[Tensor, Tensor]:
         if not self.fused or reshape is not None or guide is not None:
             return super()._draw(hidden, uniform, z, reshape, guide)
-        return self._draw_fused(hidden, uniform, z)
+        from xdlm.ops.fused import TritonBlock
+        from xdlm.ops.fused_draw import fused_draw_and_weigh
+
+        assert isinstance(self.math, TritonBlock)
+        logits, sums = self.math.summed_logits(hidden, self.padded)
+        return fused_draw_and_weigh(logits, sums, self.padded, uniform, z)
 
     def can_count(self, hidden: Tensor) -> bool:
         """Whether `draw_counted` can be asked."""
@@ -112,31 +117,15 @@ class DrawingHead(RowDraws):
         return can_multiply(hidden, self.padded.weight)
 
     def draw_counted(
-        self, hidden: Tensor, uniform: Tensor, z: Tensor, count: Tensor
+        self, hidden: Tensor, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `draw` with kernels, of the first `count` rows, a number on the GPU that nobody waits for; the
-        others come out as anything."""
-        found = [
-            self._draw_fused(hidden[rows], uniform[rows], z[rows], count, rows.start)
-            for rows in blocks(len(hidden), self.size, self.elements)
-        ]
-        tokens, p_z = zip((z[:0], z[:0].double()), *found, strict=True)
-        return torch.cat(tokens), torch.cat(p_z)
+        others come out as anything. Where `log p(z)` reaches `bar` the token may be any too."""
+        from xdlm.ops.fused_draw import fused_draw_counted
+        from xdlm.ops.fused_product import product_with_sums
 
-    def _draw_fused(
-        self,
-        hidden: Tensor,
-        uniform: Tensor,
-        z: Tensor,
-        count: Tensor | None = None,
-        first: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        from xdlm.ops.fused import TritonBlock
-        from xdlm.ops.fused_draw import fused_draw_and_weigh
-
-        assert isinstance(self.math, TritonBlock)
-        logits, sums = self.math.summed_logits(hidden, self.padded, count, first)
-        return fused_draw_and_weigh(logits, sums, self.padded, uniform, z, count, first)
+        sums = product_with_sums(hidden, self.padded, None, count)
+        return fused_draw_counted(hidden, sums, self.padded, uniform, z, bar, count)
 
 
 #: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.

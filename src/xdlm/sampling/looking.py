@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import Guide, Reshape, RowDraws
-from xdlm.sampling.seen import SeenRows
+from xdlm.sampling.seen import ROUNDING, SeenRows
 
 
 class Looked(NamedTuple):
@@ -69,7 +69,7 @@ class Look:
         at = self.places(order)
         z, bar = self.z.flatten()[at], bar.flatten()[at]
         doubtful, logit = seen.doubtful(at, self.hidden, order, z, bar)
-        return Doubts(self, seen, order, logit, PickedRows(doubtful))
+        return Doubts(self, seen, order, logit, bar, PickedRows(doubtful))
 
     def places(self, order: Tensor) -> Tensor:
         """Of rows of `hidden`, among all positions."""
@@ -86,6 +86,7 @@ class Doubts(NamedTuple):
     seen: SeenRows
     order: Tensor
     logit: Tensor
+    bar: Tensor
     left: PickedRows
 
     def resolve(self) -> Looked:
@@ -107,7 +108,8 @@ class Doubts(NamedTuple):
         rows = self.order[which]
         at, hidden = look.places(rows), look.hidden[rows]
         wanted, z = look.wanted.flatten()[at], look.z.flatten()[at]
-        drawn, p_z = seen.head.draw_counted(hidden, wanted, z, n)
+        bar = self.bar[which] + ROUNDING
+        drawn, p_z = seen.head.draw_counted(hidden, wanted, z, bar, n)
         looked_at = torch.arange(len(rows), device=n.device) < n
         p_z = torch.where(looked_at, p_z, torch.inf)
         seen.remember(torch.where(looked_at, at, seen.nowhere), hidden, self.logit[which], p_z)

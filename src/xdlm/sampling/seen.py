@@ -22,7 +22,7 @@ from xdlm.ops.head import DrawingHead, RowDraws
 from xdlm.structs import Coefs, align
 
 #: Nats by which a sum of products may differ from the head's own, which adds in another order.
-_ROUNDING = 1e-2
+ROUNDING = 1e-2
 
 
 def bar(at_t: Coefs, z: Tensor, accept: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class SeenRows:
             moved = torch.linalg.vector_norm(now - self._hidden[at].float(), dim=-1)
         if self._bias is not None:
             logit = logit + self._bias[z].float()
-        least = logit - self._log_total[at] - moved * self._radius - _ROUNDING
+        least = logit - self._log_total[at] - moved * self._radius - ROUNDING
         return ~(least >= bar), logit
 
     def remember(self, at: Tensor, hidden: Tensor, logit: Tensor, p_z: Tensor) -> None:
