@@ -45,7 +45,10 @@ TITLES = {
 }
 JUDGES = {"pocket-judge": "`pocket-judge`", "SmolLM2-135M-Instruct": "SmolLM2-135M"}
 #: What weights are stored as, by the names that safetensors has for it.
-STORED = {"BF16": "in bfloat16", "I8": "as bytes (int8, with a multiplier for each row)"}
+STORED = {
+    "BF16": "in bfloat16",
+    "I8": "as bytes (int8, with a multiplier for each row; `xdlm export` writes them as floats for others)",
+}
 OPTIMISERS = {"adamw": "AdamW", "muon": "Muon and AdamW"}
 _TABLE = re.compile(r"\| +\| perplexity of held-out text .*?\n(?=\n)", re.DOTALL)
 
