@@ -8,7 +8,7 @@ import torch
 from xdlm import Vocab
 from xdlm.models import DiT, DiTConfig
 from xdlm.noise import Mixed, Uniform
-from xdlm.ops.fused_seen import fused_move
+from xdlm.ops.fused_seen import fused_doubts
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, ancestral, sample
 
@@ -25,11 +25,19 @@ def test_the_kernel_is_the_formula(dtype: torch.dtype) -> None:
         torch.randn(n, 77, device="cuda", dtype=dtype) for n in (400, 600, 500)
     )
     rows, at = (torch.randperm(n, device="cuda")[:300] for n in (400, 600))
-    z = torch.randint(0, 500, (300,), device="cuda")
-    logit, moved = fused_move(hidden, rows, before, at, weight, z)
+    z = torch.randint(0, 500, (600,), device="cuda")
+    log_total, bar = torch.randn(2, 600, device="cuda") * 10
+    radius = torch.tensor(0.3, device="cuda")
+    doubtful, logit = fused_doubts(
+        hidden, rows, at, before, log_total, weight, None, radius, z, bar, 0.01
+    )
     now = hidden[rows].float()
-    torch.testing.assert_close(logit, (now * weight[z].float()).sum(-1), rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(moved, (now - before[at].float()).norm(dim=-1))
+    expected = (now * weight[z[at]].float()).sum(-1)
+    torch.testing.assert_close(logit, expected, rtol=1e-5, atol=1e-4)
+    moved = (now - before[at].float()).norm(dim=-1)
+    margin = expected - log_total[at] - 0.3 * moved - 0.01 - bar[at]
+    clear = margin.abs() > 1e-3
+    assert torch.equal(doubtful[clear], (margin < 0)[clear]) and 0 < doubtful.sum() < 300
 
 
 @pytest.mark.parametrize("vocab", [1000, 50258])

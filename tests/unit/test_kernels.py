@@ -242,7 +242,7 @@ from xdlm import Vocab
 from xdlm.models import DiT, DiTConfig
 from xdlm.noise import Mixed, Uniform
 from xdlm.ops import draw_and_weigh, head_logits, rows
-from xdlm.ops.fused_seen import fused_move
+from xdlm.ops.fused_seen import fused_doubts, fused_remember, fused_take
 from xdlm.ops.gather import PickedRows, padded_order
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
@@ -250,9 +250,33 @@ from xdlm.sampling import SamplerConfig, sample
 torch.manual_seed(0)
 hidden, before, weight = (torch.randn(n, 21) for n in (40, 60, 50))
 chosen, at, z = torch.randperm(40)[:30], torch.randperm(60)[:30], torch.randint(0, 50, (30,))
-logit, moved = fused_move(hidden, chosen, before, at, weight, z)
-torch.testing.assert_close(logit, (hidden[chosen] * weight[z]).sum(-1))
-torch.testing.assert_close(moved, (hidden[chosen] - before[at]).norm(dim=-1))
+log_total, radius, bar = torch.randn(60), torch.tensor(0.01), torch.randn(60)
+tokens = torch.zeros(60, dtype=torch.int64).scatter_(0, at, z)
+for bias in (None, torch.randn(50)):
+    doubtful, logit = fused_doubts(hidden, chosen, at, before, log_total, weight, bias, radius, tokens,
+                                   bar, 0.01)
+    expected = (hidden[chosen] * weight[z]).sum(-1) + (0 if bias is None else bias[z])
+    torch.testing.assert_close(logit, expected)
+    moved = (hidden[chosen] - before[at]).norm(dim=-1)
+    assert torch.equal(doubtful, expected - log_total[at] - 0.01 * moved - 0.01 < bar[at])
+    assert 0 < doubtful.sum() < 30
+log_total[at[:4]] = torch.inf
+doubtful, _ = fused_doubts(hidden, chosen, at, before, log_total, weight, bias, radius, tokens, bar, 0.01)
+assert doubtful[:4].all()
+
+which, count, u = torch.randperm(30), torch.tensor(20), torch.rand(60, dtype=torch.float64)
+taken = fused_take(hidden, chosen, at, which, count, u, tokens, bar, 0.5)
+there = at[which]
+assert torch.equal(taken.at, there) and torch.equal(taken.hidden[:20], hidden[chosen[which]][:20])
+for ours, theirs in ((taken.uniform, u), (taken.z, tokens), (taken.bar, bar + 0.5)):
+    assert torch.equal(ours[:20], theirs[there[:20]])
+p_z, known, totals = torch.rand(30, dtype=torch.float64), before.clone(), log_total.clone()
+expected = torch.where(torch.arange(30) < 20, p_z, torch.inf)
+known[there[:20]] = hidden[chosen[which[:20]]]
+totals[there[:20]] = logit[which[:20]] - p_z[:20].log().float()
+fused_remember(taken, which, logit, p_z, count, before, log_total)
+assert torch.equal(p_z, expected) and torch.equal(before, known)
+torch.testing.assert_close(log_total, totals)
 
 obstacle, rows.fused_obstacle = rows.fused_obstacle, lambda *_: None
 weight, bias, u = torch.randn(300, 72), torch.randn(300), torch.rand(40, dtype=torch.float64)
@@ -311,6 +335,10 @@ REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp3
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
                             "*fp64") | dict(bias="*fp32", x="*i64", z="*i64", drawn="*i64",
                                         count="*i64", top="*fp32", mass="*fp32")
+PLACES = "rows at which count z out_at out_z".split()
+SEEN = dict.fromkeys(PLACES, "*i64") | dict.fromkeys("uniform out_uniform p_z".split(), "*fp64") | (
+    dict.fromkeys("log_total radius bar out_bar logit".split(), "*fp32")) | dict(
+    doubtful="*i1", rounding="fp32", slack="fp32")
 TILES = dict(hidden="tensordesc<bf16[128, 64]>", weight="tensordesc<bf16[256, 64]>",
              out="tensordesc<fp32[128, 128]>")
 RATES = dict.fromkeys("lse logit_x logit_z alpha b b_z weight loss d_lse d_x d_z d_total".split(),
@@ -339,8 +367,9 @@ for kernel, types, constants in [
     (fused_sums._sums_kernel, HEAD, dict(TOKENS=256, TILES=8)),
     (fused_product._product_kernel, HEAD | TILES,
      dict(WIDTH=768, STORED=True, COUNTED=True, ROWS=128, TOKENS=256, FEATURES=64)),
-    (fused_seen._move_kernel, dict(rows="*i64", at="*i64", z="*i64", logit="*fp32", moved="*fp32"),
-     dict(WIDTH=768, SPAN=1024)),
+    (fused_seen._doubt_kernel, SEEN, dict(HAS_BIAS=True, WIDTH=768, SPAN=1024)),
+    (fused_seen._take_kernel, SEEN, dict(WIDTH=768, SPAN=1024)),
+    (fused_seen._remember_kernel, SEEN, dict(WIDTH=768, SPAN=1024)),
     (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),
     (fused_noise._noise_kernel, NOISE, dict(CORRUPT=1, THINNING=8, SPECIAL=(9, 4), RISING=(4, 9),
                                             N_SPECIAL=2, KEPT=0.02, BLOCK=256)),

@@ -18,6 +18,7 @@ import torch
 from xdlm.errors import UserError
 from xdlm.evaluation.plain import plain_loss, plain_sample
 from xdlm.models import Denoiser, DiTConfig, UNetConfig, build_denoiser
+from xdlm.models.graphed import release_workspaces
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.sampling import SamplerConfig, sample
 from xdlm.structs import Batch, Vocab
@@ -152,8 +153,9 @@ def _timed(
     run: Callable[[], None], repeats: int, method: str, task: str, impl: str, setting: SpeedSetting
 ) -> Speed:
     on_gpu = setting.device.type == "cuda"
-    if on_gpu:  # what earlier tasks have left
+    if on_gpu:  # what earlier tasks have left, their models and recordings among it
         gc.collect()
+        release_workspaces()
         torch.cuda.empty_cache()
     for _ in range(setting.warmup if task != "sample" else 1):
         run()

@@ -54,6 +54,13 @@ def release_recordings(denoiser: Denoiser) -> None:
     _MEMORIES.pop(denoiser, None)
 
 
+def release_workspaces() -> None:
+    """Give back what the library of matrix products keeps for every stream and thread that it has seen. No
+    recording that was made before may be replayed again."""
+    _recording_stream.cache_clear()
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def _can_replay(denoiser: Denoiser, z: Tensor) -> bool:
     """Not under autocast, whose copies of weights come and go; nor where `trunk` has been replaced."""
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,17 @@ class PickedRows:
     def ordered(self) -> tuple[Tensor, Tensor]:
         """Every index, those that are picked first, and how many those are, as a tensor: nobody waits."""
         return padded_order(self._mask, len(self._mask), 1)[0], self._mask.sum()
+
+
+class TakenRows(NamedTuple):
+    """Rows that were gathered: states, places among all positions, and what there is at those places, which
+    is numbers to draw by, tokens, and bars as in `sampling.seen`."""
+
+    hidden: Tensor
+    at: Tensor
+    uniform: Tensor
+    z: Tensor
+    bar: Tensor
 
 
 def padded_order(mask: Tensor, count: int, multiple: int) -> tuple[Tensor, int]:

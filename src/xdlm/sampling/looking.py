@@ -66,10 +66,9 @@ class Look:
         """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`. Those
         behind them are left out, since others may look there."""
         order = order[:n]
-        at = self.places(order)
-        z, bar = self.z.flatten()[at], bar.flatten()[at]
-        doubtful, logit = seen.doubtful(at, self.hidden, order, z, bar)
-        return Doubts(self, seen, order, logit, bar, PickedRows(doubtful))
+        at, bar = self.places(order), bar.flatten()
+        doubtful, logit = seen.doubtful(at, self.hidden, order, self.z.flatten(), bar)
+        return Doubts(self, seen, order, at, bar, logit, PickedRows(doubtful))
 
     def places(self, order: Tensor) -> Tensor:
         """Of rows of `hidden`, among all positions."""
@@ -80,13 +79,15 @@ class Look:
 
 
 class Doubts(NamedTuple):
-    """Rows that may be left to the head."""
+    """Rows that may be left to the head: which of `look`'s they are, their places and the logits of their
+    tokens; `bar` is that of all positions."""
 
     look: Look
     seen: SeenRows
     order: Tensor
-    logit: Tensor
+    at: Tensor
     bar: Tensor
+    logit: Tensor
     left: PickedRows
 
     def resolve(self) -> Looked:
@@ -103,14 +104,13 @@ class Doubts(NamedTuple):
     def _without_waiting(self) -> Looked:
         """The same where a GPU would stand still until the host knows how many are left and has said what
         to do with them: it counts by itself."""
-        look, seen = self.look, self.seen
+        from xdlm.ops.fused_seen import fused_take
+
+        look = self.look
         which, n = self.left.ordered()
-        rows = self.order[which]
-        at, hidden = look.places(rows), look.hidden[rows]
-        wanted, z = look.wanted.flatten()[at], look.z.flatten()[at]
-        bar = self.bar[which] + ROUNDING
-        drawn, p_z = seen.head.draw_counted(hidden, wanted, z, bar, n)
-        looked_at = torch.arange(len(rows), device=n.device) < n
-        p_z = torch.where(looked_at, p_z, torch.inf)
-        seen.remember(torch.where(looked_at, at, seen.nowhere), hidden, self.logit[which], p_z)
-        return Looked(at, drawn, p_z, None, n)
+        wanted, z = look.wanted.flatten(), look.z.flatten()
+        taken = fused_take(
+            look.hidden, self.order, self.at, which, n, wanted, z, self.bar, ROUNDING
+        )
+        drawn, p_z = self.seen.look_counted(taken, which, self.logit, n)
+        return Looked(taken.at, drawn, p_z, None, n)

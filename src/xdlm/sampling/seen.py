@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xdlm.ops.gather import TakenRows
 from xdlm.ops.head import DrawingHead, RowDraws
 from xdlm.structs import Coefs, align
 
@@ -43,40 +44,46 @@ class SeenRows:
             reach[token : token + 1].fill_(0.0)  # unlike an assignment, this does not wait
         self._radius = reach.max()
         self._hidden = weight.new_empty(0)
-        #: log Z0, infinite where nothing is known. The last row is for what shall be forgotten.
-        self._log_total = torch.full((n + 1,), torch.inf, device=weight.device)
+        #: log Z0, infinite where nothing is known.
+        self._log_total = torch.full((n,), torch.inf, device=weight.device)
 
     @classmethod
     def of(cls, head: RowDraws, n: int) -> SeenRows | None:
         """None if the head is not linear: then nothing is known of how its logits move."""
         return cls(head, n) if isinstance(head, DrawingHead) else None
 
-    @property
-    def nowhere(self) -> int:
-        """A position that does not count."""
-        return len(self._log_total) - 1
-
     def doubtful(
         self, at: Tensor, hidden: Tensor, rows: Tensor, z: Tensor, bar: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Which of R positions `at` still need the head, and the logits of their tokens `z`; `hidden[rows]`
-        are their states now."""
+        """Which of R positions `at` still need the head, and the logits of their tokens; `hidden[rows]` are
+        their states now, `z` and `bar` what there is at all positions."""
         if not self._hidden.numel():
             self._hidden = hidden.new_zeros(len(self._log_total), hidden.shape[-1])
         if self.head.fused:
-            from xdlm.ops.fused_seen import fused_move
+            from xdlm.ops.fused_seen import fused_doubts
 
-            logit, moved = fused_move(hidden, rows, self._hidden, at, self._weight, z)
-        else:
-            now = hidden[rows].float()
-            logit = (now * self._weight[z].float()).sum(-1)
-            moved = torch.linalg.vector_norm(now - self._hidden[at].float(), dim=-1)
+            return fused_doubts(hidden, rows, at, self._hidden, self._log_total, self._weight,
+                                self._bias, self._radius, z, bar, ROUNDING)  # fmt: skip
+        now, token = hidden[rows].float(), z[at]
+        logit = (now * self._weight[token].float()).sum(-1)
         if self._bias is not None:
-            logit = logit + self._bias[z].float()
+            logit = logit + self._bias[token].float()
+        moved = torch.linalg.vector_norm(now - self._hidden[at].float(), dim=-1)
         least = logit - self._log_total[at] - moved * self._radius - ROUNDING
-        return ~(least >= bar), logit
+        return ~(least >= bar[at]), logit
 
     def remember(self, at: Tensor, hidden: Tensor, logit: Tensor, p_z: Tensor) -> None:
         """What the head found: `log Z = l_z - log p(z)`."""
         self._hidden[at] = hidden
         self._log_total[at] = logit - p_z.log().float()
+
+    def look_counted(
+        self, taken: TakenRows, which: Tensor, logit: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The first `count` rows through the head, a number on the GPU that nobody waits for: tokens, and
+        p(z), infinite for the other rows. It is remembered; `logit[which]` are the logits of z."""
+        from xdlm.ops.fused_seen import fused_remember
+
+        drawn, p_z = self.head.draw_counted(taken.hidden, taken.uniform, taken.z, taken.bar, count)
+        fused_remember(taken, which, logit, p_z, count, self._hidden, self._log_total)
+        return drawn, p_z
