@@ -40,12 +40,13 @@ def test_the_bound_is_below_the_probability(spread: float, moved: float) -> None
     logits = [head_logits(hidden, weight, bias, (MASK,)) for hidden in (before, now)]
     p_z = [law.softmax(-1).gather(1, z[:, None])[:, 0] for law in logits]
     rows = torch.arange(120)
-    nothing_known, logit = seen.doubtful(at, before, rows, z, torch.full((120,), -1e9))
+    tokens = torch.zeros(200, dtype=torch.int64).scatter_(0, at, z)
+    nothing_known, logit = seen.doubtful(at, before, rows, tokens, torch.full((200,), -1e9))
     assert nothing_known.all()
     torch.testing.assert_close(logit, logits[0].gather(1, z[:, None])[:, 0])
     seen.remember(at, before, logit, p_z[0].double())
     for height in torch.linspace(-20, 0, 41):
-        doubt, _ = seen.doubtful(at, now, rows, z, torch.full((120,), float(height)))
+        doubt, _ = seen.doubtful(at, now, rows, tokens, torch.full((200,), float(height)))
         assert doubt[p_z[1].log() < height].all()
         if not moved:
             assert not doubt[p_z[1].log() > height + 0.02].any()
