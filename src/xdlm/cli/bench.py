@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from xdlm.api import tokenizer_of
 from xdlm.cli.options import parse
@@ -220,7 +220,8 @@ def _setting(options: Options) -> SpeedSetting:
 
 
 def _show(cells: list[Speed], setting: SpeedSetting) -> None:
-    table = Table("method", "task", "tok/s", "plain tok/s", "ratio", "peak GB", "plain GB")
+    task = Column("task", no_wrap=True, min_width=max(map(len, TASKS)))
+    table = Table("method", task, "tok/s", "plain tok/s", "ratio", "peak GB", "plain GB")
     plain = {(c.method, c.task): c for c in cells if c.impl == "plain"}
     for cell in (c for c in cells if c.impl == "ours"):
         other = plain.get((cell.method, cell.task))
