@@ -16,8 +16,9 @@ in runs/repro/kept, and what is adapted the run that it starts from. Results are
 
 With --seed 1 runs lie in runs/repro/seed-1, with a judge of their own: they are trained with that seed, and
 their texts are drawn with it. Text is read as before, so that a report can compare rows with rows. Texts
-under --last-only are of the last checkpoint, and all that is measured is how good they are: many more of
-them can be had in the same time, and on a large GPU more so with --batch-tokens 262144.
+under --last-only are of the last checkpoint of a run that came to its end, and all that is measured is how
+good they are: many more of them can be had in the same time, and on a large GPU more so with
+--batch-tokens 262144.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ class TextStudy(LaneStudy):
         """Every checkpoint that was kept: perplexity, here and on the zero-shot sets, and generated text.
         The last one in all numbers of steps, with what tokens do in each."""
         options, folder = self._options, str(self.folder(run))
+        if options.last_only and self.steps_left(run):
+            print(f"{run}: {self.steps_left(run)} steps left, not measured", flush=True)
+            return
         write_curve(self.folder(run) / "log.jsonl", options.out / CURVES / f"{run}.csv")
         records = ["--records", str(options.out / f"{run}.jsonl")]
         names = [*self._own_judge(), *options.judge]

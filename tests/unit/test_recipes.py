@@ -17,6 +17,7 @@ from studies import gen
 
 from xdlm import Vocab
 from xdlm.api import load_tokenizer
+from xdlm.cli.lanes import LaneStudy
 from xdlm.config import ProcessConfig, RunConfig, load_config
 from xdlm.data import Rows, load_rows, read_documents
 from xdlm.evaluation.records import append_records
@@ -204,6 +205,43 @@ def test_what_was_cut_before_its_first_step_goes_on(tmp_path: Path, monkeypatch)
     script["main"]()
     trained = {log: "--resume" in words for log, *words in said if words[0] == "train"}
     assert trained == {"udlm": True, "gidd": False}
+
+
+def test_each_run_has_all_of_the_time_where_all_have_a_lane(tmp_path: Path, monkeypatch) -> None:
+    """And the bundled models are exported when they are done, but not what was cut short."""
+    script = runpy.run_path(str(RECIPES / "pocket" / "run.py"))
+    said = pretend(monkeypatch, script)
+    steps_left = LaneStudy.steps_left
+    monkeypatch.setattr(
+        "xdlm.cli.lanes.LaneStudy.steps_left",
+        lambda self, run: 7 if run == "udlm" else steps_left(self, run),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv", ["run.py", "--minutes", "9", "--lanes", "4", "--novels", "n.xz"]
+    )
+    script["main"]()
+    named = {log: [*words] for log, *words in said}
+    assert named["prepare"][:3] == ["prepare", "--data", "n.xz"]
+    for run in ("mdlm", "xdlm", "udlm", "judge"):
+        words = named[run]
+        assert words[0] == "train"
+        assert float(words[words.index("--train.minutes") + 1]) == pytest.approx(9, abs=0.1)
+    exported = {log: words[-1] for log, words in named.items() if words[0] == "export"}
+    assert exported == dict.fromkeys(["mdlm.export", "xdlm.export", "judge.export"], "int8")
+
+
+def test_the_last_checkpoint_of_a_run_that_was_cut_is_not_measured(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    script = runpy.run_path(str(RECIPES / "repro" / "run.py"))
+    said = pretend(monkeypatch, script)
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.steps_left", lambda self, run: 7)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["run.py", "--minutes", "1", "--runs", "udlm", "--last-only"])
+    script["main"]()
+    assert [log for log, *_ in said if log != "prepare"] == ["udlm"]
+    assert "udlm: 7 steps left, not measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("folder", ["repro", "codes"])

@@ -74,12 +74,13 @@ class LaneStudy(ABC):
                 work.result()
 
     def _train(self, run: str) -> None:
-        """Until it is done, or its share of what is left of the time is."""
+        """Until it is done, or its share of what is left of the time is: all of it for each where there are
+        as many lanes as runs."""
         needed = self.needs(run)
         if needed is not None:
             self.wait_for(needed)
         self.before(run)
-        share = (self._end - time.monotonic()) * self._lanes / len(self._waiting)
+        share = (self._end - time.monotonic()) * min(1.0, self._lanes / len(self._waiting))
         self._waiting.remove(run)
         if share <= 0 or (needed is not None and self.steps_left(needed)):
             return
