@@ -88,15 +88,15 @@ def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss:
     return _RowLoss.apply(*rows, special, impl, loss, torch.is_grad_enabled())
 
 
-def blocks(n_rows: int, vocab_size: int, elements: int, first: int = 0) -> Iterator[slice]:
-    """Slices of all rows, or of those from the `first` on, with at most so many logits each. Their size is
-    round where it is large: a product works in tiles, and pays for the whole of its last ones."""
+def blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
+    """Slices of all rows with at most so many logits each. Their size is round where it is large: a product
+    works in tiles, and pays for the whole of its last ones."""
     size = max(1, elements // vocab_size)
     for multiple in (256, 64):
         if size >= multiple:
             size -= size % multiple
             break
-    for start in range(first, n_rows, size):
+    for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
 
 
