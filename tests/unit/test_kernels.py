@@ -68,6 +68,29 @@ for shift in (-2000.0, -600.0, 700.0, 3000.0):
     twin, p_twin = draw_and_weigh(logits, u, torch.arange(24))
     assert torch.equal(drawn, twin)
     torch.testing.assert_close(p_x, p_twin, rtol=5e-3, atol=1e-300)  # float32 sums near 3000
+# States that the kernel of the product cannot take: one row for all, a start off by one number, another
+# layout, another precision than the weights'.
+for states in (hidden[:1].expand(24, 4), torch.cat([u[:1].float(), hidden.flatten()])[1:].view(24, 4),
+               hidden.T.contiguous().T, hidden.bfloat16(), hidden.double()):
+    head = DrawingHead(weight, None, (3,))
+    assert not head.can_count(states)
+    with torch.no_grad():
+        drawn, p_x = head.draw(states, u, torch.arange(24))
+        twin, p_twin = draw_and_weigh(rows.head_logits(states, weight, None, (3,)), u, torch.arange(24))
+    assert torch.equal(drawn, twin)
+    torch.testing.assert_close(p_x, p_twin, rtol=1e-4, atol=1e-300)
+# Vocabularies within one tile, tiles without ordinary tokens, halves of float32's width.
+for vocab, special in ((5, (2,)), (129, ()), (600, tuple(range(256, 512))), (520, tuple(range(256)))):
+    for dtype in (torch.float32, torch.float16):
+        table, states = torch.randn(vocab, 24).to(dtype), torch.randn(24, 24).to(dtype)
+        head, at = DrawingHead(table, None, special), torch.arange(24) % vocab
+        with torch.no_grad():
+            counted = head.draw_counted(states, u, at, torch.full((24,), 0.1), torch.tensor(24))
+            found = head.draw(states, u, at), counted
+            twin, p_twin = draw_and_weigh(rows.head_logits(states, table, None, special), u, at)
+        for drawn, p_x in found:
+            assert torch.equal(drawn, twin)
+            torch.testing.assert_close(p_x, p_twin, rtol=3e-5, atol=0)
 # A model that gives nothing but NaN: some token, not a place beyond the vocabulary.
 with torch.no_grad():
     drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden * torch.nan, u, torch.arange(24))
@@ -237,11 +260,13 @@ print("equal")
 
 #: Rows that an earlier look settles, and the rest of them counted where the GPU would be.
 SEEN = """
+import pytest
 import torch
 from xdlm import Vocab
 from xdlm.models import DiT, DiTConfig
 from xdlm.noise import Mixed, Uniform
-from xdlm.ops import draw_and_weigh, head_logits, rows
+from xdlm.ops import draw_and_weigh, fused_product, head_logits, rows
+from xdlm.ops.fused_product import product_with_sums
 from xdlm.ops.fused_seen import fused_doubts, fused_remember, fused_take
 from xdlm.ops.gather import PickedRows, padded_order
 from xdlm.ops.head import DrawingHead
@@ -291,7 +316,16 @@ for count in (0, 5, 20, 31, 40):
     expected = torch.where(torch.arange(40) % 3 > 0, twin[0], 0)
     assert torch.equal(drawn[:count], expected[:count])
     torch.testing.assert_close(p_z[:count], twin[1][:count], rtol=1e-5, atol=0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(head, "elements", 2 * 2 * 7)  # of seven rows, two sums each of two tiles
+        patched.setattr(fused_product, "product_with_sums", lambda states, *more: (
+            product_with_sums(states, *more) if len(states) <= 7 else None))
+        parts = head.draw_counted(hidden, u, z, bar, torch.tensor(count))
+    assert torch.equal(parts[0][:count], drawn[:count]) and torch.equal(parts[1][:count], p_z[:count])
+assert len(head.draw_counted(hidden[:0], u[:0], z[:0], bar[:0], torch.tensor(0))[0]) == 0
 
+# What nobody wrote must not come through: fresh memory holds the largest numbers, and no number.
+torch.use_deterministic_algorithms(True)
 # As on a GPU, where positions that were not asked for fill up what is gathered.
 PickedRows.order = lambda self: padded_order(self._mask, int(self._mask.sum()), 16)
 for process in (Mixed(Vocab(60, 7), k=0.3), Uniform(Vocab(60))):

@@ -40,12 +40,19 @@ class Sums(NamedTuple):
 def can_multiply(hidden: Tensor, weight: Tensor) -> bool:
     """Whether this GPU has the memory, and these the layout, that the kernel needs. Float32 is left to the
     library: the kernel would do it without tensor cores."""
-    both = (hidden, weight)
-    aligned = all(t.stride(-1) == 1 and t.stride(0) * t.itemsize % 16 == 0 for t in both)
+    if hidden.dtype != weight.dtype or not (_can_copy(hidden) and _can_copy(weight)):
+        return False
     if not hidden.is_cuda:  # interpreted
-        return aligned
-    halves = hidden.dtype == weight.dtype and hidden.dtype in (torch.bfloat16, torch.float16)
-    return aligned and halves and _has_room(hidden.device)
+        return True
+    return hidden.dtype in (torch.bfloat16, torch.float16) and _has_room(hidden.device)
+
+
+def _can_copy(source: Tensor) -> bool:
+    """Whether rows lie as the engine that copies tiles wants them: one behind the other, each at a multiple
+    of 16 bytes."""
+    start, step = source.data_ptr(), source.stride(0) * source.itemsize
+    apart = source.stride(-1) == 1 and source.stride(0) >= source.shape[1]
+    return apart and start % 16 == 0 and step % 16 == 0
 
 
 @cache

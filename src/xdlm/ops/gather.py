@@ -19,9 +19,10 @@ class PickedRows:
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
+        self._sum = self._mask.sum()
         if mask.is_cuda:
             self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
-            self._count.copy_(self._mask.sum(), non_blocking=True)
+            self._count.copy_(self._sum, non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record(torch.cuda.current_stream(mask.device))
 
@@ -36,7 +37,7 @@ class PickedRows:
 
     def ordered(self) -> tuple[Tensor, Tensor]:
         """Every index, those that are picked first, and how many those are, as a tensor: nobody waits."""
-        return padded_order(self._mask, len(self._mask), 1)[0], self._mask.sum()
+        return padded_order(self._mask, len(self._mask), 1)[0], self._sum
 
 
 class TakenRows(NamedTuple):

@@ -58,10 +58,7 @@ class RowDraws(ABC):
             )
             for rows in blocks(len(hidden), self.size, self.elements)
         ]  # fmt: skip
-        if not parts:
-            return z, z.double()
-        drawn, p_z = zip(*parts, strict=True)
-        return torch.cat(drawn), torch.cat(p_z)
+        return _joined(parts, z)
 
     def _draw(
         self,
@@ -79,7 +76,8 @@ class RowDraws(ABC):
 
 
 class DrawingHead(RowDraws):
-    """A linear head: with kernels, where they can run and nothing is changed on the way."""
+    """A linear head: with kernels, where they can run and nothing is changed on the way, logits or the
+    precision of states."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...]) -> None:
         self.plain = Head(weight, bias, special, len(weight))
@@ -99,7 +97,8 @@ class DrawingHead(RowDraws):
         reshape: Reshape | None,
         guide: Guide | None,
     ) -> tuple[Tensor, Tensor]:
-        if not self.fused or reshape is not None or guide is not None:
+        fused = self.fused and hidden.dtype == self.padded.weight.dtype
+        if not fused or reshape is not None or guide is not None:
             return super()._draw(hidden, uniform, z, reshape, guide)
         from xdlm.ops.fused import TritonBlock
         from xdlm.ops.fused_draw import fused_draw_and_weigh
@@ -120,12 +119,18 @@ class DrawingHead(RowDraws):
         self, hidden: Tensor, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """As `draw` with kernels, of the first `count` rows, a number on the GPU that nobody waits for; the
-        others come out as anything. Where `log p(z)` reaches `bar` the token may be any too."""
+        others come out as anything. Where `log p(z)` reaches `bar` the token may be any too. So many rows
+        at a time that their sums take no more memory than a block of logits does elsewhere."""
         from xdlm.ops.fused_draw import fused_draw_counted
-        from xdlm.ops.fused_product import product_with_sums
+        from xdlm.ops.fused_product import TILE, product_with_sums
 
-        sums = product_with_sums(hidden, self.padded, None, count)
-        return fused_draw_counted(hidden, sums, self.padded, uniform, z, bar, count)
+        head, parts = self.padded, []
+        for rows in blocks(len(hidden), 2 * -(-len(head.weight) // TILE), self.elements):
+            left = count - rows.start if rows.start else count
+            sums = product_with_sums(hidden[rows], head, None, left)
+            given = (hidden[rows], sums, head, uniform[rows], z[rows], bar[rows], left)
+            parts.append(fused_draw_counted(*given))
+        return _joined(parts, z)
 
 
 #: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.
@@ -163,6 +168,16 @@ class FunctionHead(RowDraws):
             if own is not None:
                 return own
         return super().draw(hidden, uniform, z, reshape, guide)
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]], z: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and probabilities of `z` of all rows, from those of blocks of them."""
+    if not parts:
+        return z, z.double()
+    if len(parts) == 1:
+        return parts[0]
+    drawn, p_z = zip(*parts, strict=True)
+    return torch.cat(drawn), torch.cat(p_z)
 
 
 def guided(with_it: Tensor, without: Tensor, scale: float) -> Tensor:

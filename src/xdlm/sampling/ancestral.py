@@ -288,7 +288,7 @@ def _hidden(
         hidden = run_trunk(run.denoiser, z, t, label, padding)
     else:  # sizes that hardly repeat are not worth recording
         hidden = run.denoiser.trunk(z, t, label)
-    hidden = hidden.flatten(0, 1)
+    hidden = hidden.flatten(0, 1).contiguous()  # as kernels read states
     if not guided:
         return hidden, None
     labelled, unlabelled = hidden.chunk(2)

@@ -37,7 +37,10 @@ class SeenRows:
 
     def __init__(self, head: DrawingHead, n: int) -> None:
         weight, special = head.plain.weight, head.special
-        self.head, self._weight, self._bias = head, weight, head.plain.bias
+        bias = head.plain.bias
+        # A kernel steps through these one number at a time; views may not.
+        self.head, self._weight = head, weight.contiguous()
+        self._bias = None if bias is None else bias.contiguous()
         work = torch.promote_types(weight.dtype, torch.float32)
         reach = torch.linalg.vector_norm(weight, dim=1, dtype=work).float()
         for token in special:
