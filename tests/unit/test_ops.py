@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from xdlm.ops import (
     resolve_impl,
     row_loss,
     row_stats,
+    rows,
     stats_of_logits,
     uniform,
 )
@@ -93,6 +96,20 @@ def test_fused_by_name_needs_a_gpu() -> None:
     assert resolve_impl("auto", torch.device("cpu")) == "chunked"
     with pytest.raises(UserError, match="impl='fused' cannot run here"):
         resolve_impl("fused", torch.device("cpu"))
+
+
+def test_a_gpu_without_triton_falls_back_and_says_so_once(monkeypatch) -> None:
+    monkeypatch.setattr(rows, "has_triton", lambda: False)
+    rows._say_once.cache_clear()
+    gpu = torch.device("cuda")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert [resolve_impl("auto", gpu) for _ in range(3)] == ["chunked"] * 3
+        resolve_impl("auto", torch.device("cpu"))
+        resolve_impl("auto", gpu, torch.float64)
+    assert ["Triton is not installed" in str(line.message) for line in said] == [True]
+    with pytest.raises(UserError, match="Triton is not installed"):
+        resolve_impl("fused", gpu)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
