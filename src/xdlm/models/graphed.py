@@ -55,8 +55,9 @@ def release_recordings(denoiser: Denoiser) -> None:
 
 
 def release_workspaces() -> None:
-    """Give back what the library of matrix products keeps for every stream and thread that it has seen. No
-    recording that was made before may be replayed again."""
+    """Give back what the library of matrix products keeps for every stream and thread that it has seen, and
+    every model's recordings, which would write there."""
+    _MEMORIES.clear()
     _recording_stream.cache_clear()
     torch._C._cuda_clearCublasWorkspaces()
 
