@@ -91,6 +91,17 @@ for vocab, special in ((5, (2,)), (129, ()), (600, tuple(range(256, 512))), (520
         for drawn, p_x in found:
             assert torch.equal(drawn, twin)
             torch.testing.assert_close(p_x, p_twin, rtol=3e-5, atol=0)
+# A token far below float32's rounding of what its tile adds up to comes out as often as it should.
+offset = torch.zeros(512)
+offset[255] = -23.0
+law = offset.double().softmax(0)
+around = law[:255].sum() + law[255] * torch.arange(-256, 256).double() / 64
+head, states = DrawingHead(torch.zeros(512, 8), offset, ()), torch.ones(512, 8)
+bar, nothing = torch.full((512,), 0.1), torch.zeros(512, dtype=torch.int64)
+for drawn, _ in (head.draw(states, around, nothing),
+                 head.draw_counted(states, around, nothing, bar, torch.tensor(512))):
+    assert abs(int((drawn == 255).sum()) - 64) <= 2
+    assert (drawn.diff() >= 0).all() and drawn[0] == 254 and drawn[-1] == 256
 # A model that gives nothing but NaN: some token, not a place beyond the vocabulary.
 with torch.no_grad():
     drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden * torch.nan, u, torch.arange(24))

@@ -70,6 +70,7 @@ class TritonBlock:
     def _room(self, hidden: Tensor, head: Head) -> Tensor:
         rows, dtype = len(hidden), work_dtype(hidden.dtype)
         if self._workspace is None or len(self._workspace) < rows:
+            self._workspace = None  # so that the old one is gone before there is a new one
             self._workspace = hidden.new_empty(rows, len(head.weight), dtype=dtype)
         return self._workspace[:rows]
 
