@@ -59,7 +59,7 @@ def test_a_server_that_cannot_start_leaves_no_socket_open(
 
 
 def test_sigterm_finishes_what_was_begun() -> None:
-    server = Server()
+    server = Server("--drain", "60")  # a busy machine may take longer than the default
     body = {**SHORT, "max_tokens": 64, "steps": 150}
     answers: list[tuple[int, bytes]] = []
 
@@ -103,7 +103,7 @@ def test_the_end_of_the_drain_is_told() -> None:
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         (status, _, stream), *others = [answer.result() for answer in answers]
-        assert server.process.wait(30) == 0 and time.monotonic() - began < 5
+        assert server.process.wait(30) == 0 and time.monotonic() - began < 15
     *_, last = stream.decode().strip().split("\n\n")
     assert status == 200 and json.loads(last.removeprefix("data: "))["error"]["code"] == 503
     for status, headers, content in others:
