@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from xdlm import Vocab
-from xdlm.models import UNet, UNetConfig, head_stats, run_trunk
+from xdlm.models import UNet, UNetConfig, drawing_head, head_stats, run_trunk
 from xdlm.noise import Mixed
+from xdlm.ops.head import Guide
 from xdlm.sampling import Guidance, SamplerConfig, sample
 from xdlm.training.device import compile_trunk
 
@@ -104,6 +105,22 @@ def test_the_head_is_as_exact_as_plain_torch(summed: bool) -> None:
     for ours, theirs, truth in zip(found("fused", torch.float32), plain, exact, strict=True):
         bound = 3 * (theirs.double() - truth).norm() + 1e-6 * truth.norm()
         assert (ours.double() - truth).norm() <= bound
+
+
+def test_draws_under_guidance_are_those_from_all_levels() -> None:
+    model, n = awake(torch.float32), 50_003
+    generator = torch.Generator("cuda").manual_seed(4)
+    place = torch.rand(n, device="cuda", generator=generator) * 2.4 - 1.2
+    rows = torch.stack([place, torch.linspace(-9, 9, n, device="cuda")], -1)
+    guide = Guide(rows + 0.2 * torch.randn(n, 2, device="cuda", generator=generator), 2.0)
+    uniform = torch.rand(n, device="cuda", generator=generator, dtype=torch.float64)
+    z = torch.randint(0, 300, (n,), device="cuda", generator=generator).clamp_max(256)
+    head = drawing_head(model, (256,))
+    drawn, p_z = head.draw(rows, uniform, z, None, guide)
+    exact = guide._replace(hidden=guide.hidden.double())
+    twin, p_twin = head.draw(rows.double(), uniform, z, None, exact)
+    assert (drawn == twin).double().mean() > 0.99 and (drawn - twin).abs().max() <= 1
+    torch.testing.assert_close(p_z, p_twin, rtol=1e-4, atol=1e-9)
 
 
 def test_images_are_sampled_alike_with_and_without_recordings() -> None:

@@ -180,8 +180,9 @@ print("equal")
 UNET = """
 import torch
 from torch.nn import functional as F
-from xdlm.models import UNet, UNetConfig, head_stats, unet
+from xdlm.models import UNet, UNetConfig, drawing_head, head_stats, unet
 from xdlm.ops.fused_group_norm import fused_group_norm
+from xdlm.ops.head import Guide
 
 # Odd sizes, tiles that are not full, groups of one and of all; far from zero, where sums of squares fail.
 torch.manual_seed(0)
@@ -228,6 +229,24 @@ for n, summed in ((203, True), (7, False)):
     exact, plain = head("eager", torch.float64), head("eager", torch.float32)
     for ours, theirs, truth in zip(head("fused", torch.float32), plain, exact, strict=True):
         assert (ours - truth).norm() <= 3 * (theirs - truth).norm() + 3e-7 * truth.norm()
+# Draws under guidance, towards the label and past it: any widths, some that were not asked for, masks.
+n = 403
+rows = torch.stack([torch.rand(n) * 2.4 - 1.2, torch.linspace(-9, 9, n)], -1)
+guide_rows = rows + torch.randn(n, 2) * torch.tensor([0.1, 0.5])
+u, z = torch.rand(n, dtype=torch.float64), torch.randint(0, 300, (n,)).clamp_max(256)
+u[:3] = torch.tensor([0.0, 1 - 2.0**-53, -1.0])
+drawn_by = drawing_head(model, (256,))
+for scale in (2.0, 0.5):
+    unet.kernels_can_run = lambda h: True
+    ours = drawn_by.draw(rows, u, z, None, Guide(guide_rows, scale))
+    unet.kernels_can_run = lambda h: False
+    twin = drawn_by.draw(rows.double(), u, z, None, Guide(guide_rows.double(), scale))
+    wanted = u >= 0
+    assert (ours[0] == twin[0])[wanted].double().mean() > 0.99  # float32 may turn a draw
+    assert ours[0].min() >= 0 and (ours[0] - twin[0])[wanted].abs().max() <= 1
+    torch.testing.assert_close(ours[1], twin[1], rtol=1e-4, atol=1e-9)
+    assert bool((ours[1][z == 256] == 0).all())
+assert len(drawn_by.draw(rows[:0], u[:0], z[:0], None, Guide(rows[:0], 2.0))[0]) == 0
 # The whole trunk.
 config = UNetConfig(side=8, channels=8, multipliers="1-2", blocks=1, attention=4, dropout=0.0,
                     n_classes=3)
@@ -397,6 +416,8 @@ GROUP = REAL | dict.fromkeys("sum by_normed channel_mean group_mean mean_d mean_
                              "d_weight".split(), "*fp32")
 LAW = REAL | dict.fromkeys("hidden logit_x logit_z d_x d_z d_total d_hidden".split(), "*fp32") | dict(
     x="*i64", z="*i64", log_c="*fp64")
+GUIDED = dict(hidden="*fp32", unlabelled="*fp32", uniform="*fp64", z="*i64", drawn="*i64", p_z="*fp64",
+              scale="fp32")
 LEVELS = dict(LEVELS=256, SHIFT=2.0, LOWEST=-7.0, HIGHEST=7.0, BLOCK=256, ROWS=4, HAS_SUM=True)
 TILE = dict(C=192, PER_GROUP=6, TILE=64, ACROSS=64)
 WHOLE = dict(C=192, PER_GROUP=6, TILE=64, DOWN=16, WIDE=8)
@@ -430,6 +451,7 @@ for kernel, types, constants in [
     (fused_mlp._gelu_backward_kernel, REAL, dict(ROWS=2, COLUMNS=1024, CHUNK=32)),
     (fused_logistic._stats_kernel, LAW, LEVELS),
     (fused_logistic._gradient_kernel, LAW, LEVELS),
+    (fused_logistic._guided_kernel, GUIDED, {n: v for n, v in LEVELS.items() if n != "HAS_SUM"}),
     (group_norm._moments_kernel, GROUP, TILE | dict(HAS_SHIFT=True)),
     (group_norm._group_kernel, GROUP, WHOLE | dict(EPS=1e-5)),
     (group_norm._apply_kernel, GROUP, TILE | dict(HAS_SHIFT=True, SWISH=True)),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.ops.head import Guide
 from xdlm.structs import RowStats, Vocab
 
 #: A layer's keys and values [B, heads, l, d] on their way into attention, and those, of as many positions
@@ -133,7 +134,9 @@ class Denoiser(nn.Module, ABC):
         linear; None where there is none, or where it cannot run."""
         return None
 
-    def own_draws(self, hidden: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    def own_draws(
+        self, hidden: Tensor, uniform: Tensor, z: Tensor, guide: Guide | None
+    ) -> tuple[Tensor, Tensor] | None:
         """Draws from rows `hidden` [R, D] and the probabilities of `z` [R], as `RowDraws.draw` has them, by
         a shorter way than through all logits; None where there is none."""
         return None

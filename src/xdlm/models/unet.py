@@ -23,6 +23,7 @@ from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
 from xdlm.models.dit import TimeEmbedding, kernels_can_run
 from xdlm.models.logistic import LOG_SCALES, SHIFT, level_draws, level_log_probs
 from xdlm.ops.device import has_triton
+from xdlm.ops.head import Guide
 from xdlm.structs import RowStats
 
 _LEVELS, _COLOURS = 256, 3
@@ -166,7 +167,7 @@ class UNet(Denoiser):
     def own_stats(
         self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None
     ) -> RowStats | None:
-        if not (self.kernels and kernels_can_run(hidden) and hidden.dtype == torch.float32):
+        if not self._has_kernels_for(hidden):
             return None
         from xdlm.ops.fused_logistic import Law, logistic_row_stats
 
@@ -176,9 +177,22 @@ class UNet(Denoiser):
         )
         return RowStats(*(field.view(x.shape) for field in stats))
 
-    def own_draws(self, hidden: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor] | None:
-        location, raw_scale = hidden.unbind(-1)
-        return level_draws(location, raw_scale, uniform, z, _LEVELS)
+    def own_draws(
+        self, hidden: Tensor, uniform: Tensor, z: Tensor, guide: Guide | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """In closed form; under guidance, where the law is no logistic one, by a kernel."""
+        if guide is None:
+            location, raw_scale = hidden.unbind(-1)
+            return level_draws(location, raw_scale, uniform, z, _LEVELS)
+        if not self._has_kernels_for(hidden):
+            return None
+        from xdlm.ops.fused_logistic import Law, guided_logistic_draws
+
+        law = Law(_LEVELS, SHIFT, *LOG_SCALES)
+        return guided_logistic_draws(hidden, guide.hidden, guide.scale, uniform, z, law)
+
+    def _has_kernels_for(self, hidden: Tensor) -> bool:
+        return self.kernels and kernels_can_run(hidden) and hidden.dtype == torch.float32
 
     def _seen(self, z: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Levels on [-1, 1] with masks at 0, and all input channels."""

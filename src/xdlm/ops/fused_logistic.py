@@ -1,4 +1,5 @@
-"""The statistics of rows whose prediction is a logistic law cut into levels, in one Triton kernel each way.
+"""The statistics of rows whose prediction is a logistic law cut into levels, in one Triton kernel each way,
+and draws under guidance in another.
 
 A row is two numbers, a place m and a raw width, from which its levels follow (see `models.logistic`): with
 i = 1/s and edges a < b of a level's bin, u = (a - m) i, v = (b - m) i, w the width of a bin,
@@ -47,6 +48,23 @@ def logistic_row_stats(
     logit_x, logit_z, total = _Stats.apply(hidden, x, z, log_c, law)
     lse = torch.zeros_like(logit_x, dtype=torch.float64)
     return RowStats(lse, logit_x.double(), logit_z.double(), total)
+
+
+def guided_logistic_draws(
+    hidden: Tensor, unlabelled: Tensor, scale: float, uniform: Tensor, z: Tensor, law: Law
+) -> tuple[Tensor, Tensor]:
+    """As `draw_and_weigh` for the law `scale log p_with + (1 - scale) log p_without` of two logistic laws,
+    [R, 2] in float32 each. Where `uniform` is negative the level may be any."""
+    hidden, unlabelled, uniform, z = (
+        given.contiguous() for given in (hidden, unlabelled, uniform, z)
+    )
+    drawn, p_z = torch.empty_like(z), torch.empty_like(z, dtype=torch.float64)
+    if len(z):
+        _guided_kernel[_grid(hidden, law)](
+            hidden, unlabelled, uniform, z, drawn, p_z, len(hidden), float(scale), **_shape(law),
+            num_warps=4,
+        )  # fmt: skip
+    return drawn, p_z
 
 
 class _Stats(torch.autograd.Function):
@@ -184,3 +202,40 @@ def _gradient_kernel(
         by_i += d_total * tl.sum(share * l_by_i, 1)[:, None]
     tl.store(d_hidden_ptr + 2 * row, by_m, mask=there)
     tl.store(d_hidden_ptr + 2 * row + 1, tl.where(moves, -by_i, 0.0), mask=there)
+
+
+@triton.jit
+def _guided(level, m, i, other_m, other_i, scale, LEVELS: tl.constexpr):
+    with_it, _, _ = _level(level, m, i, LEVELS)
+    without, _, _ = _level(level, other_m, other_i, LEVELS)
+    return without + scale * (with_it - without)
+
+
+@triton.jit
+def _guided_kernel(
+    hidden_ptr, unlabelled_ptr, uniform_ptr, z_ptr, drawn_ptr, p_z_ptr, rows, scale,
+    LEVELS: tl.constexpr, SHIFT: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The distribution function in float64, inverted: as many levels lie below as it does not exceed the
+    random number."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    there = row < rows
+    m, i, _ = _law_of(hidden_ptr, row, there, SHIFT, LOWEST, HIGHEST)
+    other_m, other_i, _ = _law_of(unlabelled_ptr, row, there, SHIFT, LOWEST, HIGHEST)
+    level = tl.arange(0, BLOCK)[None]
+    logit = _guided(level, m, i, other_m, other_i, scale, LEVELS)
+    logit = tl.where(level < LEVELS, logit, -float("inf"))
+    top = tl.max(logit, 1)[:, None]
+    through = tl.cumsum(tl.exp(logit - top).to(tl.float64), 1)
+    total = tl.max(through, 1)[:, None]
+    share = tl.load(uniform_ptr + row, mask=there, other=0.0)
+    # A product that rounding lifts to the total would lie above all levels.
+    target = tl.minimum(share, 1 - 2.220446049250313e-16) * total
+    below = tl.sum(((through <= target) & (level < LEVELS)).to(tl.int32), 1)[:, None]
+    drawn = tl.minimum(below, LEVELS - 1).to(tl.int64)
+    z = tl.load(z_ptr + row, mask=there, other=0)
+    at_z = _guided(z, m, i, other_m, other_i, scale, LEVELS)
+    p_z = tl.exp(at_z - top).to(tl.float64) / total
+    tl.store(drawn_ptr + row, drawn, mask=there)
+    tl.store(p_z_ptr + row, tl.where(z < LEVELS, p_z, 0.0), mask=there)

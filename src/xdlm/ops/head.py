@@ -134,12 +134,12 @@ class DrawingHead(RowDraws):
 
 
 #: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.
-OwnDraws = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
+OwnDraws = Callable[[Tensor, Tensor, Tensor, Guide | None], tuple[Tensor, Tensor] | None]
 
 
 class FunctionHead(RowDraws):
-    """A head that is any function of hidden states. Where it can draw by itself, it does so unless the
-    logits are to be changed on the way; it must then give special tokens no mass of its own accord."""
+    """A head that is any function of hidden states. Where it can draw by itself, under guidance or not, it
+    does so unless `reshape` wants its logits; special tokens must then have no mass of its own accord."""
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class FunctionHead(RowDraws):
         reshape: Reshape | None = None,
         guide: Guide | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if reshape is None and guide is None and self._own_draws is not None:
-            own = self._own_draws(hidden, uniform, z)
+        if reshape is None and self._own_draws is not None:
+            own = self._own_draws(hidden, uniform, z, guide)
             if own is not None:
                 return own
         return super().draw(hidden, uniform, z, reshape, guide)
