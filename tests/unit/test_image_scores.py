@@ -212,6 +212,23 @@ def test_precision_and_recall() -> None:
     assert precision > 0.6 and 0.3 < recall < 0.5
 
 
+def test_precision_and_recall_are_those_of_distances_one_by_one() -> None:
+    """Far from zero, where squares are large and distances small."""
+    real, generated = (draw(60, 6, seed=seed).float() + 300 for seed in (8, 9))
+
+    def share(points: Tensor, centres: Tensor) -> float:
+        radii = [sorted(float((c - o).double().norm()) for o in centres)[3] for c in centres]
+        near = [
+            any((p - c).double().norm() <= r for c, r in zip(centres, radii, strict=True))
+            for p in points
+        ]
+        return sum(near) / len(near)
+
+    found = precision_recall(real, generated)
+    assert found == pytest.approx((share(generated, real), share(real, generated)))
+    assert 0.1 < found.precision < 0.99
+
+
 def image_rows(folder: Path, *, blurred: bool = False) -> ImageRows:
     images = some_images(40, 8)
     if blurred:

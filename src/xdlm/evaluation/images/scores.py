@@ -153,13 +153,17 @@ def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) ->
 
 def _share_inside(points: Tensor, centres: Tensor, neighbours: int) -> float:
     radii = torch.cat([
-        part.kthvalue(neighbours + 1, dim=1).values for part in _distances(centres, centres)
+        part.kthvalue(neighbours + 1, dim=1).values for part in _squared_distances(centres, centres)
     ])  # fmt: skip
-    inside = [(part <= radii).any(1) for part in _distances(points, centres)]
+    inside = [(part <= radii).any(1) for part in _squared_distances(points, centres)]
     return float(torch.cat(inside).double().mean())
 
 
-def _distances(points: Tensor, centres: Tensor) -> Iterator[Tensor]:
-    """Some rows of all distances at a time; a point is at distance 0 from itself, exactly."""
+def _squared_distances(points: Tensor, centres: Tensor) -> Iterator[Tensor]:
+    """Some rows of all of them at a time, as |x|^2 + |y|^2 - 2 x.y: products of matrices, in float64, whose
+    rounding is far below that of the features."""
+    centres = centres.double()
+    lengths = centres.square().sum(1)
     for part in points.split(max(1, _ELEMENTS // len(centres))):
-        yield torch.cdist(part, centres, compute_mode="donot_use_mm_for_euclid_dist")
+        some = part.double()
+        yield torch.addmm(lengths, some, centres.T, alpha=-2) + some.square().sum(1)[:, None]
