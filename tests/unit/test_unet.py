@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from test_images import recipe
-from torch import Tensor
+from torch import Tensor, nn
 
 from xdlm.api import tokenizer_of
 from xdlm.cli.train import make_trainer
 from xdlm.errors import UserError
 from xdlm.models import UNet, UNetConfig, build_denoiser, drawing_head, head_stats
 from xdlm.models.logistic import level_draws, level_log_probs
+from xdlm.models.unet import ResidualBlock, by_pixel
 from xdlm.noise import Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import nelbo
 from xdlm.ops import dense, draw_and_weigh, stats_of_logits
@@ -103,6 +104,35 @@ def test_a_head_draws_by_itself_unless_its_logits_change() -> None:
     slow, p_slow = head.draw(hidden, uniform, z, lambda logits: logits)
     assert (own == slow).double().mean() > 0.9  # logits in float32 may turn a draw
     torch.testing.assert_close(p_own, p_slow, rtol=1e-4, atol=1e-12)
+
+
+def test_a_convolution_of_single_pixels_is_a_product() -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(5, 7, 1).double()
+    for memory in (torch.contiguous_format, torch.channels_last):
+        h = torch.randn(2, 5, 4, 3, dtype=torch.float64).contiguous(memory_format=memory)
+        found = by_pixel(h, layer, torch.arange(7))
+        torch.testing.assert_close(found, layer(h) + torch.arange(7)[:, None, None])
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_block_adds_both_biases() -> None:
+    """Where the width changes, with attention behind it: written out by its layers."""
+    torch.manual_seed(0)
+    block = ResidualBlock(8, 12, 6, 0.0, attends=True).double()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    h, cond = torch.randn(2, 8, 4, 4).double(), torch.randn(2, 6).double()
+    inner = (
+        block.conv_in(nn.functional.silu(block.norm_in(h))) + block.condition(cond)[..., None, None]
+    )
+    found = block.skip(h) + block.conv_out(nn.functional.silu(block.norm_out(inner)))
+    attention = block.attention
+    assert attention is not None
+    q, k, v = attention.qkv(attention.norm(found)).flatten(2).chunk(3, dim=1)
+    attended = v @ ((q.mT @ k) / 12**0.5).softmax(-1).mT
+    expected = found + attention.out(attended.view_as(found))
+    torch.testing.assert_close(block(h, cond, False), expected)
 
 
 def test_the_papers_shape() -> None:

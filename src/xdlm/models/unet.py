@@ -274,8 +274,14 @@ class ResidualBlock(nn.Module):
     def forward(self, h: Tensor, cond: Tensor, kernels: bool) -> Tensor:
         branch = F.conv2d(normed(self.norm_in, h, kernels), self.conv_in.weight, padding=1)
         shift = self.condition(cond) + self.conv_in.bias  # the next norm adds both as it reads
-        branch = normed(self.norm_out, branch, kernels, shift=shift)
-        h = self.skip(h) + self.conv_out(F.dropout(branch, self.dropout, self.training))
+        branch = F.dropout(
+            normed(self.norm_out, branch, kernels, shift=shift), self.dropout, self.training
+        )
+        if isinstance(self.skip, nn.Conv2d):  # the biases of both are added at once
+            branch = F.conv2d(branch, self.conv_out.weight, padding=1)
+            h = by_pixel(h, self.skip, self.conv_out.bias) + branch
+        else:
+            h = h + self.conv_out(branch)
         return h if self.attention is None else self.attention(h, kernels)
 
 
@@ -289,9 +295,10 @@ class Attention(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, h: Tensor, kernels: bool) -> Tensor:
-        rows = self.qkv(normed(self.norm, h, kernels, swish=False)).flatten(2).mT[:, None]
-        attended = F.scaled_dot_product_attention(*rows.chunk(3, dim=-1))
-        return h + self.out(attended[:, 0].mT.reshape_as(h))
+        seen = by_pixel(normed(self.norm, h, kernels, swish=False), self.qkv)
+        query, key, value = seen.flatten(2).mT[:, None].chunk(3, dim=-1)
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return h + by_pixel(attended[:, 0].mT.reshape_as(h), self.out)
 
 
 class Shrink(nn.Module):
@@ -314,6 +321,16 @@ class Grow(nn.Module):
 
     def forward(self, h: Tensor, cond: Tensor, kernels: bool) -> Tensor:
         return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
+
+
+def by_pixel(h: Tensor, layer: nn.Conv2d, more: Tensor | None = None) -> Tensor:
+    """A convolution of single pixels as the product of matrices that it is, plus `more` for each channel: a
+    product adds a bias as it writes, where a convolution leaves it to a pass of its own."""
+    assert layer.bias is not None
+    bias = layer.bias if more is None else layer.bias + more
+    pixels = h.permute(0, 2, 3, 1)
+    rows = F.linear(pixels.flatten(0, 2), layer.weight.flatten(1), bias)
+    return rows.view(*pixels.shape[:3], -1).permute(0, 3, 1, 2)
 
 
 def _norm(width: int) -> nn.GroupNorm:
