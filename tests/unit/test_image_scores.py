@@ -112,6 +112,17 @@ def test_identical_sets_are_at_no_distance() -> None:
         assert abs(fid(law, law)) < 1e-6
 
 
+def test_eigenvectors_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the reference, and of each set of images for its distance and the error of that."""
+    reference, sets = law_of(draw(90, 5, seed=1)), [draw(90, 5, seed=seed) for seed in (2, 3)]
+    found, eigh = [], torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: found.append(1) or eigh(matrix))
+    for each in sets:
+        law = law_of(each)
+        fid(reference, law), fid_error(reference, law, each)
+    assert len(found) == 1 + 2 * len(sets)
+
+
 def test_the_error_of_a_distance_is_its_spread() -> None:
     """Over sets drawn anew; also where a feature is always the same."""
     reference = law_of(draw(4000, 8, seed=1))

@@ -229,7 +229,8 @@ def _reference(source: str, side: int, network: Inception, options: Options) -> 
             network, rows, cache=None if options.cache is None else Path(options.cache),
             on_images=lambda done: show(done, len(rows)),
         )  # fmt: skip
-    return Reference(source, rows.digest, features)
+    device = next(network.parameters()).device
+    return Reference(source, rows.digest, features.to(device))
 
 
 def _watched(

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -42,6 +43,22 @@ class Gaussian:
 
     def to(self, device: torch.device) -> Gaussian:
         return Gaussian(self.n, self.mean.to(device), self.covariance.to(device))
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues [d] of the covariance, the smallest first, and eigenvectors [d, d] in columns."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return values, vectors
+
+    @cached_property
+    def root(self) -> Tensor:
+        """Of the covariance."""
+        return root_of(*self.spectrum)
+
+
+def root_of(values: Tensor, vectors: Tensor) -> Tensor:
+    """Of a symmetric matrix, from its eigenvalues and eigenvectors."""
+    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
 
 class Running:
@@ -86,6 +103,9 @@ class FeatureSet:
 
     law: Gaussian
     kept: Tensor
+
+    def to(self, device: torch.device) -> FeatureSet:
+        return FeatureSet(self.law.to(device), self.kept.to(device))
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ class Drawn(Protocol):
 
 
 class Reference(NamedTuple):
-    """The data set that images are compared with."""
+    """The data set that images are compared with, its features where the network is."""
 
     source: str
     digest: str
@@ -136,15 +136,14 @@ def measure(
             network, images(), on_images=lambda done: show(done, plan.n),
             on_features=None if score is None else score.add,
         )  # fmt: skip
-    real, device = reference.features, next(network.parameters()).device
-    here, there = found.kept.to(device), real.kept.to(device)
+    real, found = reference.features, found.to(next(network.parameters()).device)
+    here, there = found.kept, real.kept
     kernel = kid(here, there, seed=plan.seed)
     some = min(len(here), len(there))
     shares = precision_recall(there[:some], here[:some])
     about = {"reference_n": float(real.law.n), "kept": float(len(found.kept))}
     plan = replace(plan, nfe=float(most), details=about)
-    law, real_law = found.law.to(device), real.law.to(device)
-    distance, error = fid(real_law, law), fid_error(real_law, law, here)
+    distance, error = fid(real.law, found.law), fid_error(real.law, found.law, here)
     took = {"seconds": time.perf_counter() - began}  # told once: all are of the same images
     values = [(distance, error), (kernel.value, kernel.stderr), (shares.precision, None),
               (shares.recall, None)]  # fmt: skip

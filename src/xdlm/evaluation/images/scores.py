@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.evaluation.images.features import Gaussian
+from xdlm.evaluation.images.features import Gaussian, root_of
 
 #: Distances that are held at a time.
 _ELEMENTS = 1 << 24
@@ -28,8 +28,7 @@ def fid(one: Gaussian, other: Gaussian) -> float:
     CPU is quicker to find them than a GPU.
     """
     gap = (one.mean - other.mean).square().sum()
-    product = _root(one.covariance) @ _root(other.covariance)
-    shared = torch.linalg.svdvals(product.cpu()).sum().to(gap)
+    shared = torch.linalg.svdvals((one.root @ other.root).cpu()).sum().to(gap)
     spread = one.covariance.trace() + other.covariance.trace() - 2 * shared
     return float(gap + spread)
 
@@ -43,20 +42,16 @@ def fid_error(reference: Gaussian, other: Gaussian, features: Tensor) -> float:
     where T carries the other law to the reference: T = C^(-1/2) (C^(1/2) C_r C^(1/2))^(1/2) C^(-1/2).
     Its bias, which all sets of n images share, is no part of it.
     """
-    values, vectors = torch.linalg.eigh(other.covariance)
+    values, vectors = other.spectrum
     seen = values > values[-1] * _RANK
     width = torch.where(seen, values, 1.0).sqrt()
     root, inverse = ((vectors * w) @ vectors.T for w in (width * seen, seen / width))
-    carry = inverse @ _root(root @ reference.covariance @ root) @ inverse
+    inner_root = root_of(*torch.linalg.eigh(root @ reference.covariance @ root))
+    carry = inverse @ inner_root @ inverse
     inner = features.double() - other.mean
     moved = inner - inner @ carry
     influence = 2 * inner @ (other.mean - reference.mean) + (inner * moved).sum(1)
     return float(influence.std()) / math.sqrt(other.n)
-
-
-def _root(covariance: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(covariance)
-    return (vectors * values.clamp_min(0).sqrt()) @ vectors.T
 
 
 class Kid(NamedTuple):
