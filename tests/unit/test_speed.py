@@ -43,14 +43,14 @@ def wide_model() -> DiT:
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
 def test_chunked_is_not_slower_than_eager_on_a_cpu(backward: bool) -> None:
     model, process = wide_model(), Mixed(VOCAB, k=0.1)
-    batch = Batch(torch.randint(0, 50_000, (2, 32)), torch.arange(2))
+    batch = Batch(torch.randint(0, 50_000, (4, 64)), torch.arange(4))
 
     def step(impl: str) -> Callable[[], None]:
         loss = DiffusionLoss(process, impl=impl)  # type: ignore[arg-type]
 
         def run() -> None:
             with torch.set_grad_enabled(backward):
-                found = loss(model, batch, seed=0, step=0, global_batch=2).loss
+                found = loss(model, batch, seed=0, step=0, global_batch=4).loss
             if backward:
                 found.backward()
                 model.zero_grad()
