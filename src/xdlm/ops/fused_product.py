@@ -109,10 +109,16 @@ def _product_kernel(
         token = column * TOKENS + tl.arange(0, TOKENS)
         bias = tl.load(bias_ptr + token, mask=token < n_tokens, other=-float("inf"))
         value = tl.fma(total, 1.4426950408889634, tl.broadcast_to(bias[None], (ROWS, TOKENS)))
-        # A finite value, so that a tile without ordinary tokens has a mass of 0.
-        top = tl.maximum(tl.max(value, 1), -3.0e38)
-        mass = tl.sum(tl.exp2(value - top[:, None]), 1)
+        top, mass = tile_sums(value)
         row = start + tl.arange(0, ROWS)
         place = row.to(tl.int64) * across + column
         tl.store(top_ptr + place, top, mask=row < wanted)
         tl.store(mass_ptr + place, mass, mask=row < wanted)
+
+
+@triton.jit
+def tile_sums(value):
+    """Of tiles [T, tokens]: the highest value, and `sum 2^(value - highest)`. The first is finite, so that
+    a tile without ordinary tokens has a mass of 0."""
+    top = tl.maximum(tl.max(value, 1), -3.0e38)
+    return top, tl.sum(tl.exp2(value - top[:, None]), 1)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xdlm.ops.blocks import Head
-from xdlm.ops.fused_product import TILE, Sums
+from xdlm.ops.fused_product import TILE, Sums, tile_sums
 
 #: Tiles that a program reads at a time.
 _TILES = 8
@@ -38,8 +38,6 @@ def _sums_kernel(
     logits = tl.load(logits_ptr + row * stride + token, mask=token < width, other=0.0)
     bias = tl.load(bias_ptr + token, mask=token < width, other=-float("inf"))
     value = tl.fma(logits, 1.4426950408889634, bias)
-    # A finite value, so that a tile without ordinary tokens has a mass of 0.
-    top = tl.maximum(tl.max(value, 1), -3.0e38)
-    mass = tl.sum(tl.exp2(value - top[:, None]), 1)
+    top, mass = tile_sums(value)
     tl.store(top_ptr + row * tiles + tile, top, mask=tile < tiles)
     tl.store(mass_ptr + row * tiles + tile, mass, mask=tile < tiles)
