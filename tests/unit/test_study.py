@@ -221,7 +221,6 @@ def test_judges_of_the_package_need_no_folder(name: str) -> None:
     assert measure_again(collect(own)).endswith(f"--minutes 0 --judge {known} --precision bfloat16")
 
 
-@pytest.mark.skipif(not (REPOSITORY / "RESULTS.md").is_file(), reason="no results are kept")
 def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, capsys) -> None:
     """Those of the script by its own options, those of the library by its command line."""
     page = (REPOSITORY / "RESULTS.md").read_text(encoding="utf-8")
@@ -254,7 +253,6 @@ def pinned(package: str) -> bool:
     return f"{package}=={version(package)}" in (REPOSITORY / "constraints.txt").read_text()
 
 
-@pytest.mark.skipif(not (REPOSITORY / "results" / "repro").is_dir(), reason="no results are kept")
 def test_the_results_that_are_kept_are_those_of_their_records(tmp_path: Path) -> None:
     kept, folder = REPOSITORY / "results" / "repro", tmp_path / "results" / "repro"
     folder.mkdir(parents=True)
