@@ -70,7 +70,7 @@ class DiTConfig(BackboneConfig):
 PRESETS: dict[str, DiTConfig] = {
     "small": DiTConfig(),
     "tiny": DiTConfig(depth=8, width=384, heads=6),
-    "pocket": DiTConfig(depth=4, width=224, heads=4, cond_width=16, dropout=0.0),
+    "pocket": DiTConfig(depth=6, width=288, heads=6, cond_width=16, dropout=0.0),
     "nano": DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.0),
 }
 
