@@ -19,10 +19,9 @@ class PickedRows:
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
-        self._sum = self._mask.sum()
         if mask.is_cuda:
             self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
-            self._count.copy_(self._sum, non_blocking=True)
+            self._count.copy_(self._mask.sum(), non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record(torch.cuda.current_stream(mask.device))
 
@@ -35,10 +34,6 @@ class PickedRows:
         self._done.synchronize()
         return padded_order(self._mask, int(self._count), _MULTIPLE)
 
-    def ordered(self) -> tuple[Tensor, Tensor]:
-        """Every index, those that are picked first, and how many those are, as a tensor: nobody waits."""
-        return padded_order(self._mask, len(self._mask), 1)[0], self._sum
-
 
 class TakenRows(NamedTuple):
     """Rows that were gathered: states, places among all positions, and what there is at those places, which
@@ -49,6 +44,12 @@ class TakenRows(NamedTuple):
     uniform: Tensor
     z: Tensor
     bar: Tensor
+
+
+def ordered_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Every index into a flat mask, those that it picks first, and how many those are, as a tensor: nobody
+    waits."""
+    return padded_order(mask, len(mask), 1)[0], mask.sum()
 
 
 def padded_order(mask: Tensor, count: int, multiple: int) -> tuple[Tensor, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xdlm.ops.gather import PickedRows
+from xdlm.ops.gather import PickedRows, ordered_rows
 from xdlm.ops.head import Guide, Reshape, RowDraws
 from xdlm.sampling.seen import ROUNDING, SeenRows
 
@@ -68,7 +68,7 @@ class Look:
         order = order[:n]
         at, bar = self.places(order), bar.flatten()
         doubtful, logit = seen.doubtful(at, self.hidden, order, self.z.flatten(), bar)
-        return Doubts(self, seen, order, at, bar, logit, PickedRows(doubtful))
+        return Doubts(self, seen, order, at, bar, logit, doubtful)
 
     def places(self, order: Tensor) -> Tensor:
         """Of rows of `hidden`, among all positions."""
@@ -79,8 +79,8 @@ class Look:
 
 
 class Doubts(NamedTuple):
-    """Rows that may be left to the head: which of `look`'s they are, their places and the logits of their
-    tokens; `bar` is that of all positions."""
+    """Rows that may be left to the head: which of `look`'s they are, their places, the logits of their
+    tokens, and whether each is; `bar` is that of all positions."""
 
     look: Look
     seen: SeenRows
@@ -88,13 +88,13 @@ class Doubts(NamedTuple):
     at: Tensor
     bar: Tensor
     logit: Tensor
-    left: PickedRows
+    doubtful: Tensor
 
     def resolve(self) -> Looked:
         """Those that are, through the head, which is remembered."""
         if self.seen.head.can_count(self.look.hidden) and not self.look.weigh_drawn:
             return self._without_waiting()
-        which, n = self.left.order()
+        which, n = PickedRows(self.doubtful).order()
         looked = self.look.through(self.order[which], n)
         which = which[:n]
         hidden = self.look.hidden[self.order[which]]
@@ -107,7 +107,7 @@ class Doubts(NamedTuple):
         from xdlm.ops.fused_seen import fused_take
 
         look = self.look
-        which, n = self.left.ordered()
+        which, n = ordered_rows(self.doubtful)
         wanted, z = look.wanted.flatten(), look.z.flatten()
         taken = fused_take(
             look.hidden, self.order, self.at, which, n, wanted, z, self.bar, ROUNDING
