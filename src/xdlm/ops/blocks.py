@@ -35,7 +35,7 @@ class BlockMath(Protocol):
     def logits(self, hidden: Tensor, head: Head) -> Tensor: ...
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
-        """Writes what it finds into its place, where sums are still 0; gives what is left of the logits."""
+        """Writes what it finds into its place; gives what is left of the logits."""
         ...
 
     def gradient(

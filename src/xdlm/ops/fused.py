@@ -77,7 +77,7 @@ class TritonBlock:
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
         logits, sums = self.summed_logits(rows.hidden[part], head)
         tiles = sums.top.shape[1]
-        _stats_kernel[(len(logits), 1 if rows.log_c is None else 2)](
+        _stats_kernel[(len(logits),)](
             logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), *sums, *out.stats,
             given_or(out.spread, logits), part.start, logits.stride(0), tiles, width=logits.shape[1],
             TILES=triton.next_power_of_2(tiles), HAS_SUM=rows.log_c is not None,
@@ -145,19 +145,17 @@ def _stats_kernel(
     NEED_SPREAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """lse, logit_x, logit_z, S = sum log1p(u) and sum u/(1 + u), with u = c p, of one row: row
-    `first + i` of all is row i of the block. Two programs share a row: more loads are on their way, and two
-    numbers added to 0 give the same in any order."""
+    `first + i` of all is row i of the block."""
     here = tl.program_id(0).to(tl.int64)
     row_ptr, row = logits_ptr + here * stride, first + here
     highest, mass = total_of(top_ptr, mass_ptr, here, tiles, TILES)
-    if tl.program_id(1) == 0:
-        log2 = 0.6931471805599453
-        lse = highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64))
-        tl.store(lse_ptr + row, lse)
-        at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), width)
-        at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
-        tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
-        tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
+    log2 = 0.6931471805599453
+    lse = highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64))
+    tl.store(lse_ptr + row, lse)
+    at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), width)
+    at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
+    tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
+    tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
     if HAS_SUM:
         lanes = tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
@@ -166,7 +164,7 @@ def _stats_kernel(
         # Backwards, since what was written last is still in the cache. And two tokens at a time:
         # (1 + u)(1 + v) - 1 = both, so that one logarithm and one division do for two.
         last = (width - 1) // (2 * BLOCK) * (2 * BLOCK)
-        for offset in range(tl.program_id(1) * 2 * BLOCK, width, 4 * BLOCK):
+        for offset in range(0, width, 2 * BLOCK):
             start = last - offset
             one = load_logits(row_ptr, bias_ptr, start + lanes, width)
             other = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
@@ -176,9 +174,9 @@ def _stats_kernel(
             total += log1p(both)
             if NEED_SPREAD:
                 spread += (both + product) / (1 + both)
-        tl.atomic_add(total_ptr + row, tl.sum(total, 0))
+        tl.store(total_ptr + row, tl.sum(total, 0))
         if NEED_SPREAD:
-            tl.atomic_add(spread_ptr + row, tl.sum(spread, 0))
+            tl.store(spread_ptr + row, tl.sum(spread, 0))
 
 
 @triton.jit(do_not_specialize=["first"])
