@@ -30,8 +30,9 @@ from threading import Lock
 
 from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
 from xdlm.evaluation.records import read_records
+from xdlm.evaluation.writing import FOREIGN
 from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
-from xdlm.report.study.collection import FOREIGN
+from xdlm.sampling import THINNED
 from xdlm.sampling.writing import BATCH_TOKENS
 
 HERE = Path(__file__).parent
@@ -63,6 +64,11 @@ def main() -> None:
     parser.add_argument("--last-only", action="store_true",
                         help="measure the last checkpoint alone: no dynamics, no foreign sampler, no kept "
                         "texts, no transitions")  # fmt: skip
+    parser.add_argument(
+        "--impl",
+        default=THINNED,
+        help="how tokens are drawn: thinned (exact), or gumbel, as published implementations do",
+    )
     parser.add_argument("--batch-tokens", default=str(BATCH_TOKENS),
                         help="tokens that are sampled together")  # fmt: skip
     options = parser.parse_args()
@@ -173,8 +179,8 @@ class TextStudy(LaneStudy):
         options = self._options
         texts = dict(zip(options.steps, options.n, strict=True))
         seed = [] if options.seed is None else ["--text-seed", str(options.seed)]
-        return ["--batch-tokens", options.batch_tokens, *seed, "--steps", *steps, "--n",
-                *(texts[number] for number in steps)]  # fmt: skip
+        return ["--batch-tokens", options.batch_tokens, *seed, "--impl", options.impl, "--steps", *steps,
+                "--n", *(texts[number] for number in steps)]  # fmt: skip
 
     def _keep_texts(self, name: str, *words: str) -> None:
         """A few, to be read."""

@@ -80,7 +80,8 @@ class Options:
     last: Literal["sample", "argmax"] | None = None
     """ancestral: how the final denoise picks tokens (default sample)."""
     impl: str | None = None
-    """ancestral: thinned is fast (default), dense its slow twin of the same law."""
+    """ancestral: thinned is fast (default), dense its slow twin of the same law; gumbel draws as published
+    implementations do, by float32 noise that starves rare tokens."""
     block_length: int | None = None
     """confidence: write blocks of so many tokens one after the other; by default all at once."""
     guidance: float | None = None

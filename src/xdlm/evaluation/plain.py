@@ -14,7 +14,7 @@ from xdlm.noise import NoiseProcess
 from xdlm.objective import elbo_weight
 from xdlm.ops import forbid
 from xdlm.sampling import plan_blocks
-from xdlm.sampling.ancestral import time_grid
+from xdlm.sampling.reverse import time_grid
 from xdlm.structs import align
 
 

@@ -83,6 +83,7 @@ class Subject(Loaded, Protocol):
         seed: int,
         temperature: float,
         top_p: float,
+        impl: str,
         batch_tokens: int,
         trajectory: bool,
         on_step: OnProgress | None,

@@ -21,7 +21,11 @@ from xdlm.evaluation.judges import Judge
 from xdlm.evaluation.provenance import provenance
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.subject import Progress, Subject, Written, unseen
+from xdlm.sampling import THINNED
 from xdlm.sampling.writing import BATCH_TOKENS
+
+#: In the name of a sampler that is not the model's own.
+FOREIGN = " as "
 
 
 def plan_writing(
@@ -35,10 +39,11 @@ def plan_writing(
     temperature: float = 1.0,
     top_p: float = 1.0,
     seed: int = 0,
+    impl: str = THINNED,
 ) -> EvalRecord:
     """The record of a judgement that has yet to be made, of texts of the model called `name`."""
     return EvalRecord(
-        "gen_ppl", None, None, n, seed, name, steps=steps, sampler=_sampler(model),
+        "gen_ppl", None, None, n, seed, name, steps=steps, sampler=_sampler(model, impl),
         temperature=temperature, top_p=top_p, length=model.length if length is None else length,
         judge=judge.name, judge_sha256=judge.sha256, **provenance(model),
     )  # fmt: skip
@@ -62,13 +67,13 @@ def write_texts(
 ) -> Written:
     """Make texts as planned, whoever will judge them, so many tokens at a time; how they came about is kept
     with them on request."""
-    if plan.steps is None or plan.temperature is None or plan.top_p is None:
+    if plan.steps is None or plan.temperature is None or plan.top_p is None or plan.sampler is None:
         raise UserError(f"the plan is one of {plan.metric}, not of generated texts")
     with progress(f"sampling in {plan.steps} steps") as show:
         return model.sample(
             plan.n, steps=plan.steps, length=plan.length, seed=plan.seed,
-            temperature=plan.temperature, top_p=plan.top_p, batch_tokens=batch_tokens,
-            trajectory=trajectory, on_step=show,
+            temperature=plan.temperature, top_p=plan.top_p, impl=plan.sampler.split(FOREIGN)[0],
+            batch_tokens=batch_tokens, trajectory=trajectory, on_step=show,
         )  # fmt: skip
 
 
@@ -83,10 +88,10 @@ def judge_texts(
     return filled(dataclasses.replace(plan, nfe=out.nfe), found)
 
 
-def _sampler(model: Subject) -> str:
-    """The sampler, and the noise that it undoes where that is not the model's own."""
+def _sampler(model: Subject, impl: str) -> str:
+    """How it draws, and the noise that it undoes where that is not the model's own."""
     noise = model.sampled_as
-    return "thinned" if noise is None else f"thinned as {noise.kind}, k = {noise.k:g}"
+    return impl if noise is None else f"{impl}{FOREIGN}{noise.kind}, k = {noise.k:g}"
 
 
 def expected(plan: EvalRecord, prefix: str = "") -> list[EvalRecord]:

@@ -7,10 +7,9 @@ the last, the final denoise, goes from the shortest time to the data. So `steps`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,19 +17,21 @@ from torch import Tensor
 from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser, drawing_head, run_trunk
 from xdlm.noise import NoiseProcess
-from xdlm.ops import Stream, categorical, forbid, uniform
+from xdlm.ops import Stream, uniform
 from xdlm.ops.gather import PickedRows
-from xdlm.ops.head import RowDraws, guided
+from xdlm.sampling.dense import step_by_gumbel_noise, step_densely
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.guidance import Guidance
 from xdlm.sampling.looking import Look
 from xdlm.sampling.result import Sample, check_padding, find_ends, row_lengths
+from xdlm.sampling.reverse import Leg, Run, Stepped, time_grid
 from xdlm.sampling.seen import SeenRows, bar
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.watching import Watch
-from xdlm.structs import Coefs, is_special
 
 Last = Literal["sample", "argmax"]
+#: How tokens are drawn, unless told otherwise.
+THINNED = "thinned"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class SamplerConfig:
     """How far to be led away from what the model says without labels."""
     last: Last = "sample"
     """How the final denoise picks tokens."""
-    impl: str = "thinned"
-    """"thinned" runs the model where it is needed; "dense" is its slow twin."""
+    impl: str = THINNED
+    """"thinned" runs the model where it is needed; "dense" is its slow twin; "gumbel" draws as published
+    implementations do, by float32 Gumbel noise, which starves rare tokens the more steps there are."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -56,62 +58,8 @@ class SamplerConfig:
                 raise UserError(f"unknown sampler option '{value}'{did_you_mean(value, known)}")
 
 
-class Leg(NamedTuple):
-    """One step of the time grid: from coefficients at t to those at s, the two times, and how much
-    alpha grows: the share of positions that are drawn from the model."""
-
-    at_t: Coefs
-    at_s: Coefs
-    t: float
-    s: float
-    gain: float
-    last: bool
-
-
 #: Expected draws per sequence above which none stays idle: chance would leave one out e^-20 of times.
 _SURELY_BUSY = 20.0
-
-
-class _Run(NamedTuple):
-    """What stays the same from step to step; `n_free` is the fewest open positions in a sequence."""
-
-    denoiser: Denoiser
-    process: NoiseProcess
-    head: RowDraws
-    free: Tensor | None
-    n_free: int
-    label: Tensor | None
-    guidance: Guidance
-    padding: Tensor | None
-    record: bool
-    seen: SeenRows | None = None
-
-
-class _Stepped(NamedTuple):
-    """Next state, which sequences went through the trunk, how many rows through the head, and if the run
-    is recorded what the model thinks of the tokens that it wrote: [B, L], elsewhere not a number."""
-
-    z: Tensor
-    evaluated: Tensor
-    head_rows: int | Tensor
-    probs: Tensor | None
-
-
-def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
-    """`steps` equal legs from pure noise at t = 1 down to t_min, then the one to the data.
-
-    All coefficients are computed at once on the CPU and moved to the device of `like` [B] together.
-    """
-    t_min = process.time_range[0]
-    marks = [1 + (t_min - 1) * i / steps for i in range(steps + 1)] + [0.0]
-    later = process.coefs(torch.tensor(marks[1:], dtype=torch.float64))
-    alphas = [0.0, *later.alpha.tolist()]
-    later = later.to(like.device)
-    at_t = process.terminal(torch.zeros_like(like, dtype=torch.float64))
-    for i, (t, s) in enumerate(pairwise(marks)):
-        at_s = later.index(torch.full_like(like, i, dtype=torch.int64))
-        yield Leg(at_t, at_s, t, s, gain=alphas[i + 1] - alphas[i], last=i == steps)
-        at_t = at_s
 
 
 @torch.no_grad()
@@ -138,8 +86,8 @@ def sample(
     Positions where `frozen` [B, L] holds keep the tokens of `given` [B, L] throughout, under every
     noise type. Shorter rows have `padding` [B, L] behind them, which nobody looks at. Sequence i is a pure
     function of (seed, index[i]), where `index` counts from 0 unless given: batches of any size, and rows of
-    any lengths beside it, give the same sequences up to the model's own rounding. `stop_ids` are looked for
-    when all is done: no step knows where a text will end.
+    any lengths beside it, give the same sequences up to the model's own rounding (but not under
+    `impl="gumbel"`). `stop_ids` are looked for when all is done: no step knows where a text will end.
     """
     config = config if config is not None else SamplerConfig()
     device = denoiser.device
@@ -158,7 +106,7 @@ def sample(
     head = drawing_head(denoiser, process.special_ids)
     n_free = length if free is None else int(free.sum(1).min())
     seen = SeenRows.of(head, z.numel()) if process.has_uniform_noise else None
-    run = _Run(denoiser, process, head, free, n_free, label, config.guidance, padding, record, seen)
+    run = Run(denoiser, process, head, free, n_free, label, config.guidance, padding, record, seen)
     step_fn = STEPS[config.impl]
     watch = Watch(z, config.steps + 1, record=record, on_step=on_step, on_frame=on_frame)
     nfe = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -218,8 +166,8 @@ def _checked_labels(label: Tensor, batch: int, n_classes: int) -> Tensor:
 
 
 def _thinned_step(
-    run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
-) -> _Stepped:
+    run: Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
+) -> Stepped:
     """The model where it is needed, and nowhere else."""
     process, length = run.process, z.shape[1]
     plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, run.free)
@@ -235,7 +183,7 @@ def _thinned_step(
         nothing = torch.empty(0, dtype=torch.int64, device=z.device)
         rows: tuple[Tensor, ...] = (nothing, nothing)
         z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
-        return _Stepped(z, evaluated, 0, probs)
+        return Stepped(z, evaluated, 0, probs)
     wanted = torch.where(plan.from_model, uniforms.token, -1.0)
     states = _hidden(run, leg, z, active, guided=scale != 1)
     look = Look(run.head, active, *states, scale, z, wanted, reshape, weigh_drawn=run.record)
@@ -250,14 +198,14 @@ def _thinned_step(
         written = noisy & plan.from_model[rows]
         probs[rows] = torch.where(written, looked.p_drawn.float(), torch.nan)
     z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, looked.drawn)
-    return _Stepped(z, evaluated, looked.n, probs)
+    return Stepped(z, evaluated, looked.n, probs)
 
 
 def _no_probs(z: Tensor) -> Tensor:
     return torch.full(z.shape, torch.nan, dtype=torch.float32, device=z.device)
 
 
-def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
+def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
     """Which sequences go through the trunk, as a mask (None: all) and as an index.
 
     On a GPU it is all of them where hardly one could be left out, since to look which would make the
@@ -274,7 +222,7 @@ def _evaluated(run: _Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, 
 
 
 def _hidden(
-    run: _Run, leg: Leg, z: Tensor, active: Tensor | slice, *, guided: bool
+    run: Run, leg: Leg, z: Tensor, active: Tensor | slice, *, guided: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Hidden states, a row after the other, and under guidance those without labels, from the same pass."""
     z, label = z[active], None if run.label is None else run.label[active]
@@ -295,32 +243,9 @@ def _hidden(
     return labelled, unlabelled
 
 
-def _dense_step(
-    run: _Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
-) -> _Stepped:
-    """The slow twin: every row through the head, the whole posterior in float64, one draw from it. Which of
-    its tokens came from the noise it does not know: it says what the model thinks of every one."""
-    t = torch.full(z.shape[:1], leg.t, device=z.device)
-    denoiser, scale = run.denoiser, run.guidance.at(leg.t)
-    logits = denoiser.head(run_trunk(denoiser, z, t, run.label, run.padding))
-    if scale != 1:
-        logits = guided(logits, denoiser.head(run_trunk(denoiser, z, t, None, run.padding)), scale)
-    logits = forbid(logits, run.process.special_ids)
-    reshaped = logits if reshape is None else reshape(logits)
-    posterior = run.process.posterior_between(reshaped.double().softmax(-1), z, leg.at_s, leg.at_t)
-    drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
-    after = drawn if run.free is None else torch.where(run.free, drawn, z)
-    probs = None
-    if run.record:
-        p_after = logits.softmax(-1).gather(-1, after[..., None])[..., 0]
-        written = (after != z) & ~is_special(after, run.process.special_ids)
-        probs = torch.where(written, p_after, torch.nan)
-    everyone = torch.ones(len(z), dtype=torch.bool, device=z.device)
-    return _Stepped(after, everyone, z.numel(), probs)
-
-
 #: One step of a sampler, by name.
-STEPS: dict[str, Callable[[_Run, Leg, Tensor, StepUniforms, Filter | None], _Stepped]] = {
-    "thinned": _thinned_step,
-    "dense": _dense_step,
+STEPS: dict[str, Callable[[Run, Leg, Tensor, StepUniforms, Filter | None], Stepped]] = {
+    THINNED: _thinned_step,
+    "dense": step_densely,
+    "gumbel": step_by_gumbel_noise,
 }

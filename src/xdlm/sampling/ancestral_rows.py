@@ -15,10 +15,11 @@ from xdlm.errors import UserError
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, draw_and_weigh, head_logits, uniform
-from xdlm.sampling.ancestral import SamplerConfig, time_grid
+from xdlm.sampling.ancestral import THINNED, SamplerConfig
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.result import find_ends
+from xdlm.sampling.reverse import time_grid
 from xdlm.sampling.rows import Ask, HeadKey, Places, Row, RowArgs, Wave
 from xdlm.sampling.step import Plan, StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.structs import Coefs
@@ -37,7 +38,7 @@ class AncestralRow(Row):
         **args: Unpack[RowArgs],
     ) -> None:
         super().__init__(process, ids, **args)
-        if config.impl != "thinned":
+        if config.impl != THINNED:
             raise UserError(f"requests are answered by the thinned sampler, not by '{config.impl}'")
         self.config, self.steps = config, config.steps + 1
         self.times, self.coefs = _grid(process, config.steps, self.given.device)

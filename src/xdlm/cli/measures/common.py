@@ -20,7 +20,7 @@ from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.records import EvalRecord, append_records, check_records
 from xdlm.files import check_file, explained
 from xdlm.report import tables
-from xdlm.sampling import Filter, SamplerConfig
+from xdlm.sampling import THINNED, Filter, SamplerConfig
 from xdlm.sampling.writing import BATCH_TOKENS
 
 #: Columns of a screen that nothing is too wide for.
@@ -73,6 +73,9 @@ class Writing:
     """Below 1 sharpens predictions, above 1 flattens them; 0 takes the most likely token."""
     top_p: float = 1.0
     """Draw from the smallest set of tokens that holds this probability."""
+    impl: str = THINNED
+    """How tokens are drawn: thinned is fast, dense its slow twin of the same law; gumbel draws as published
+    implementations do, by float32 noise that starves rare tokens."""
     transitions: bool = False
     """Count what tokens do at each step too: appear, change, be masked again."""
     batch_tokens: int = BATCH_TOKENS
@@ -113,7 +116,7 @@ def check_settings(options: Running) -> None:
             raise UserError("--judge needs at least one name, and each only once")
         prediction = Filter(options.temperature, options.top_p)
         for steps in options.steps:
-            SamplerConfig(steps, prediction)
+            SamplerConfig(steps, prediction, impl=options.impl)
 
 
 def opened(name: str | Path, options: Running) -> Model:

@@ -126,7 +126,7 @@ def planned(
     seed = running.seed if writing.text_seed is None else writing.text_seed
     return plan_writing(
         model, name, judge, n=writing.texts(steps), steps=steps, length=running.length, seed=seed,
-        temperature=writing.temperature, top_p=writing.top_p,
+        temperature=writing.temperature, top_p=writing.top_p, impl=writing.impl,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from xdlm.report.study.balance import balance
 from xdlm.report.study.changes import transitions
 from xdlm.report.study.collection import Study, read_study
 from xdlm.report.study.course import dynamics
+from xdlm.report.study.gumbel import drawn_by_gumbel
 from xdlm.report.study.images import coded_images, pixel_images
 from xdlm.report.study.judges import judges
 from xdlm.report.study.likelihood import validation, zero_shot
@@ -27,7 +28,8 @@ from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
-    validation, zero_shot, generation, judges, trained_again, balance, dynamics, transitions, adaptation,
+    validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, balance, dynamics,
+    transitions, adaptation,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 

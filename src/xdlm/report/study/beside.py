@@ -3,6 +3,7 @@
 curves/RUN.csv                 step,nats: the bound on training batches
 samples/RUN/steps-00008.jsonl  texts of so many sampling steps, as `xdlm eval gen --samples` keeps them
 again/                         all of this of some of the methods, trained again with another seed
+gumbel/                        the same, whose texts were drawn exactly and by float32 Gumbel noise
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from xdlm.report.plots import clean, save_panels
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SECONDS, CURVES, SAMPLES, AGAIN = "seconds.csv", "curves", "samples", "again"
+SECONDS, CURVES, SAMPLES = "seconds.csv", "curves", "samples"
+#: Folders of trainings apart from the first.
+AGAIN, GUMBEL = "again", "gumbel"
 #: Run -> (step, nats), and run -> number of sampling steps -> texts.
 Curves = dict[str, list[tuple[int, float]]]
 Samples = dict[str, dict[int, list[str]]]
@@ -63,7 +66,7 @@ def read_seconds(folder: Path) -> dict[str, float]:
     """What each command took, in all where it was called several times, here and in the folders below, but
     for training again."""
     found: dict[str, float] = {}
-    for file in sorted(f for f in folder.rglob(SECONDS) if not is_again(f, folder)):
+    for file in sorted(f for f in folder.rglob(SECONDS) if not is_apart(f, folder)):
         for line in file.read_text(encoding="utf-8").splitlines():
             try:
                 command, seconds = line.split(",")
@@ -73,9 +76,9 @@ def read_seconds(folder: Path) -> dict[str, float]:
     return found
 
 
-def is_again(file: Path, folder: Path) -> bool:
-    """Whether a file in a folder of results belongs to methods that were trained again."""
-    return file.relative_to(folder).parts[0] == AGAIN
+def is_apart(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder of results belongs to another training."""
+    return file.relative_to(folder).parts[0] in (AGAIN, GUMBEL)
 
 
 def read_samples(folder: Path) -> Samples:

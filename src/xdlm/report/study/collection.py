@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from xdlm.config import AUTOREGRESSIVE
 from xdlm.data import ZERO_SHOT
 from xdlm.errors import UserError
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord, measurement, read_records
+from xdlm.evaluation.writing import FOREIGN
 from xdlm.report.comparison import (
     ALWAYS,
     GENERATED,
@@ -27,10 +28,11 @@ from xdlm.report.comparison import (
 )
 from xdlm.report.study.beside import (
     AGAIN,
+    GUMBEL,
     SAMPLES,
     Curves,
     Samples,
-    is_again,
+    is_apart,
     read_curves,
     read_samples,
     read_seconds,
@@ -45,8 +47,6 @@ Grid = dict[str, dict[K, Estimate]]
 _TRANSITIONS = "transitions"
 #: The folder of drawings among the results.
 FIGURES = "figures"
-#: In the name of a sampler that is not the model's own.
-FOREIGN = " as "
 #: What texts of two trainings have in common.
 _DRAWN = ("sampler", "temperature", "top_p")
 
@@ -79,6 +79,8 @@ class Study:
     samples: Samples = field(default_factory=dict)
     again: Study | None = None
     """Some of the methods, trained again."""
+    drawn: Drawn | None = None
+    """Some of the methods, sampled in two ways."""
 
     @property
     def methods(self) -> list[str]:
@@ -117,7 +119,9 @@ class Study:
 
     @cached_property
     def _groups(self) -> dict[str, list[EvalRecord]]:
-        return grouped([*self.records, *(() if self.again is None else self.again.records)])
+        others = [self.again, *(() if self.drawn is None else self.drawn)]
+        apart = [record for other in others if other is not None for record in other.records]
+        return grouped([*self.records, *apart])
 
     def sources(self, records: Iterable[EvalRecord]) -> list[EvalRecord]:
         """What records that may be averages were made of."""
@@ -154,6 +158,13 @@ class Study:
         return None if record is None else estimate(record)
 
 
+class Drawn(NamedTuple):
+    """Models whose texts were drawn exactly, and by float32 Gumbel noise."""
+
+    exact: Study
+    gumbel: Study
+
+
 def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Grid[K]:
     found: Grid[K] = {}
     for record in records:
@@ -164,16 +175,35 @@ def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Gri
 def read_study(folder: Path) -> Study:
     """All records of a folder and those in it; refuses what does not compare."""
     study = _read_one(folder)
-    return with_again(study, _read_one(folder / AGAIN)) if (folder / AGAIN).is_dir() else study
+    if (folder / AGAIN).is_dir():
+        study = with_again(study, _read_one(folder / AGAIN))
+    if (folder / GUMBEL).is_dir():
+        study = replace(study, drawn=drawn_twice(_read_all(folder / GUMBEL)))
+    return study
 
 
-def _read_one(folder: Path) -> Study:
-    """But for methods that were trained again."""
-    found = (f for f in folder.rglob("*.jsonl") if not is_again(f, folder))
+def drawn_twice(records: Iterable[EvalRecord]) -> Drawn:
+    """Records of either way to draw apart; what is of neither belongs to both."""
+    gumbel = [r for r in records if r.sampler == GUMBEL]
+    exact = [r for r in records if r.sampler != GUMBEL]
+    alone = [r for r in exact if r.sampler is None]
+    if not gumbel or len(alone) == len(exact):
+        raise UserError(f"records of '{GUMBEL}' must hold texts of both that and another sampler")
+    return Drawn(collect(exact), collect([*alone, *gumbel]))
+
+
+def _read_all(folder: Path) -> list[EvalRecord]:
+    found = (f for f in folder.rglob("*.jsonl") if not is_apart(f, folder))
     files = sorted(f for f in found if SAMPLES not in f.relative_to(folder).parts)
     raw = once([record for file in files for record in read_records(file)])
     if not raw:
         raise UserError(f"{folder} holds no records; give a folder of files that `xdlm eval` wrote")
+    return raw
+
+
+def _read_one(folder: Path) -> Study:
+    """But for methods that were trained apart."""
+    raw = _read_all(folder)
     pictures = (p.relative_to(folder) for p in folder.glob("*/*.png") if p.parent.name != FIGURES)
     return replace(
         collect(raw), pictures=tuple(sorted(p.as_posix() for p in pictures)),

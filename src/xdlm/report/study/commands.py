@@ -11,6 +11,7 @@ from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
+from xdlm.report.study.beside import GUMBEL
 from xdlm.report.study.collection import Study, seed_of
 
 IMAGES = "python recipes/cifar10/run.py --minutes 60"
@@ -36,6 +37,11 @@ def repeat_again(again: Study) -> str:
     steps, numbers = (" ".join(map(str, part)) for part in (texts, texts.values()))
     written = f" --steps {steps} --n {numbers}" if texts else ""
     return f"{_script(again, 60)} --seed {seed} --last-only --runs {' '.join(ends)}{written}"
+
+
+def draw_again(gumbel: Study) -> str:
+    """The same, with texts as published implementations draw them."""
+    return f"{repeat_again(gumbel)} --impl {GUMBEL}"
 
 
 def _script(study: Study, minutes: int) -> str:

@@ -1,0 +1,83 @@
+"""Texts drawn exactly and by float32 noise: what stands beside what, and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies import config, gen, page_of_study, verdicts, whole
+
+from xdlm import UserError
+from xdlm.cli.main import main
+from xdlm.evaluation.records import EvalRecord, append_records
+from xdlm.report.study import read_study
+from xdlm.report.study.collection import collect, drawn_twice
+
+MASKED, MIXED = "MDLM", "XDLM k=0.1"
+MOST = "Drawn by float32 noise: 1,024 sampling steps: MDLM writes better than XDLM k=0.1"
+FALL = (
+    "Drawn by float32 noise: from 8 to 1,024 steps the entropy of MDLM's texts falls by more than that of "
+    "exact draws"
+)
+
+
+def texts(sampler: str, levels: dict[tuple[str, int], tuple[float, float]]) -> list[EvalRecord]:
+    """Perplexity and entropy by method and number of steps, of models of seed 2."""
+    found = []
+    for (method, steps), (level, entropy) in levels.items():
+        about = {"config": config(method, seed=2), "model": f"runs/repro/seed-2/{method}"}
+        for one in gen(method, level, steps, sampler=sampler, **about):
+            found.append(replace(one, value=entropy) if one.metric == "entropy" else one)
+    return found
+
+
+EXACT = texts("thinned", {
+    (MASKED, 8): (700.0, 4.94), (MASKED, 1024): (350.0, 4.87),
+    (MIXED, 8): (550.0, 4.88), (MIXED, 1024): (340.0, 4.86),
+})  # fmt: skip
+GUMBEL = texts("gumbel", {
+    (MASKED, 8): (690.0, 4.93), (MASKED, 1024): (150.0, 4.40),
+    (MIXED, 8): (540.0, 4.88), (MIXED, 1024): (220.0, 4.60),
+})  # fmt: skip
+
+
+def test_both_ways_stand_beside_each_other() -> None:
+    page = page_of_study(replace(collect(whole()), drawn=drawn_twice([*EXACT, *GUMBEL])))
+    found = verdicts(page)
+    assert found[MOST] == "holds" and found[FALL] == "holds"
+    assert (
+        found["Drawn by float32 noise: 8 sampling steps: XDLM k=0.1 writes better than MDLM"]
+        == "holds"
+    )
+    assert "of training seed 2 at step 2,000" in page
+    # The first judge sees the levels as they are: exp of the difference of logarithms.
+    assert "| difference | -1.4 % ± 2.8 | -57.1 % ± 1.2 |" in page
+    assert "| XDLM k=0.1 against MDLM, exact draws | -21.4 % ± 2.2 | -2.9 % ± 2.7 |" in page
+    assert "| XDLM k=0.1 against MDLM, float32 noise | -21.7 % ± 2.2 | +46.7 % ± 4.1 |" in page
+    assert "| XDLM k=0.1 against MDLM, the paper | -57.6 % | +26.6 % |" in page
+    assert "| MDLM, float32 noise | 4.930 ± 0.010 | 4.400 ± 0.010 |" in page
+    assert (
+        "--seed 2 --last-only --runs MDLM XDLM k=0.1 --steps 8 1024 --n 64 64 --impl gumbel" in page
+    )
+
+
+def test_a_fall_that_exact_draws_share_is_none_of_the_noise() -> None:
+    same = [replace(r, sampler="gumbel") for r in EXACT]
+    found = verdicts(page_of_study(replace(collect(whole()), drawn=drawn_twice([*EXACT, *same]))))
+    assert found[FALL] == found[MOST] == "not separated by the noise"
+
+
+def test_a_folder_within_the_results(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    (folder / "gumbel").mkdir(parents=True)
+    append_records(folder / "a.jsonl", whole())
+    append_records(folder / "gumbel" / "exact.jsonl", EXACT)
+    with pytest.raises(UserError, match="'gumbel' must hold texts of both"):
+        read_study(folder)
+    append_records(folder / "gumbel" / "gumbel.jsonl", GUMBEL)
+    study = read_study(folder)
+    assert study.drawn is not None and len(study.records) == len(whole())
+    main(["report", "--results", str(folder), "--out", str(tmp_path / "RESULTS.md")])
+    assert "(results/figures/gumbel.png)" in (tmp_path / "RESULTS.md").read_text()
+    assert (folder / "figures" / "gumbel.png").stat().st_size < 100_000
