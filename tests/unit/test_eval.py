@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,10 +129,11 @@ def test_real_text_is_as_long_as_generated_text(
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("weights", ["ema", "raw"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_p": 0.1}]
+    "settings",
+    [{}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_p": 0.1}, {"impl": "gumbel"}],
 )
 def test_texts_are_those_of_the_weights_and_settings(
-    run: str, tmp_path: Path, weights: str, settings: dict[str, float]
+    run: str, tmp_path: Path, weights: str, settings: dict[str, Any]
 ) -> None:
     file, samples = tmp_path / "r.jsonl", tmp_path / "texts"
     given = [word for k, v in settings.items() for word in (f"--{k.replace('_', '-')}", str(v))]
@@ -149,6 +151,7 @@ def test_texts_are_those_of_the_weights_and_settings(
     judged = [r for r in records if r.metric == "gen_ppl"]
     value = quality(expected.text, tokens, Quick()).perplexity.value
     assert [r.value for r in judged] == pytest.approx([value] * 2)
+    assert {r.sampler for r in judged} == {settings.get("impl", "thinned")}
     for name, default in (("temperature", 1.0), ("top_p", 1.0)):
         assert {getattr(r, name) for r in judged} == {settings.get(name, default)}
     assert {r.weights for r in records} == {weights}

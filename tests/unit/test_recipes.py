@@ -181,9 +181,9 @@ def test_another_seed_has_folders_and_a_judge_of_its_own(tmp_path: Path, monkeyp
         last = named[f"{run}.last"]
         assert last[:3] == ["eval", "dynamics", f"runs/repro/seed-1/{run}"]
         assert last[last.index("--judge") + 1] == "runs/repro/seed-1/kept/judge"
-        assert last[-12:] == [
-            "--batch-tokens", "99", "--text-seed", "1", "--steps", "256", "8", "--n", "7", "5", "--every",
-            "5000",
+        assert last[-14:] == [
+            "--batch-tokens", "99", "--text-seed", "1", "--impl", "thinned", "--steps", "256", "8", "--n",
+            "7", "5", "--every", "5000",
         ]  # fmt: skip
         assert "--transitions" not in last and "--seed" not in last, "rows are those of other seeds"
     assert named["judge.measure"][-3:] == ["--steps", "--every", "5000"]
