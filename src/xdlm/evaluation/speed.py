@@ -10,6 +10,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -168,12 +169,23 @@ def _timed(
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    seconds = _seconds_on_gpu(run, repeats) if on_gpu else _seconds_on_cpu(run, repeats)
+    with _without_garbage_collection():
+        seconds = _seconds_on_gpu(run, repeats) if on_gpu else _seconds_on_cpu(run, repeats)
     peak = _peak_bytes() / 1e9 if on_gpu else None
     mean = sum(seconds) / repeats
     spread = (sum((s - mean) ** 2 for s in seconds) / max(repeats - 1, 1)) ** 0.5
     tokens = setting.batch * setting.length
     return Speed(method, task, impl, tokens / mean, mean, spread, peak)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """As `timeit` does: what strikes one run of ten is no property of the code."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _peak_bytes() -> int:

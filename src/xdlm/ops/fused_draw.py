@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xdlm.ops.blocks import Head
 from xdlm.ops.device import given_or
-from xdlm.ops.fused_product import TILE, Sums
+from xdlm.ops.fused_product import PART, TILE, Sums
 
 #: Of a state that are multiplied at a time.
 _FEATURES = 32
@@ -26,8 +26,9 @@ def fused_draw_and_weigh(
 def fused_draw_counted(
     hidden: Tensor, sums: Sums, head: Head, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same of the first `count` rows, a number on the GPU, without logits: those of `z` and of the tile
-    that is drawn from are computed once more. Where `log p(z)` reaches `bar` nothing is drawn either."""
+    """The same of the first `count` rows, a number on the GPU, without logits: those of `z` and of the part
+    of a tile that is drawn from are computed once more. Where `log p(z)` reaches `bar`
+    nothing is drawn either."""
     return _draw(hidden, sums, head, uniform, z, bar, count)
 
 
@@ -48,8 +49,8 @@ def _draw(
             source, head.weight, head.bias, *sums, uniform.contiguous(), z.contiguous(),
             given_or(bar, sums.top), given_or(count, z), drawn, p_z, source.stride(0),
             head.weight.stride(0), head.size, tiles, len(head.weight), WIDTH=source.shape[1],
-            STORED=count is None, TILES=triton.next_power_of_2(tiles), TOKENS=TILE, FEATURES=_FEATURES,
-            num_warps=4,
+            STORED=count is None, TILES=triton.next_power_of_2(tiles),
+            TOKENS=TILE if count is None else PART, FEATURES=_FEATURES, num_warps=4,
         )  # fmt: skip
     return drawn, p_z
 

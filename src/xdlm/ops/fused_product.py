@@ -25,13 +25,15 @@ from xdlm.ops.device import given_or, multiprocessors
 _ROWS, _FEATURES = 128, 64
 #: Tokens of a tile; it is stored in two halves, which leaves room for the loads of the next one.
 TILE = 256
+#: Where logits are not stored, sums are of so many tokens: who draws computes as many once more.
+PART = 64
 #: Bytes of shared memory that a program takes: three pairs of tiles on their way, half a tile of logits.
 _SHARED = 3 * (_ROWS + TILE) * _FEATURES * 2 + _ROWS * TILE // 2 * 4
 
 
 class Sums(NamedTuple):
-    """What tiles of the vocabulary add up to, [R, tiles] each, in units of log 2: the highest logit, and
-    `sum 2^(logit - highest)`."""
+    """What tiles of the vocabulary, or parts of them, add up to, [R, parts] each, in units of log 2: the
+    highest logit, and `sum 2^(logit - highest)`."""
 
     top: Tensor
     mass: Tensor
@@ -70,7 +72,8 @@ def product_with_sums(
     `head` is prepared. With a `count` on the GPU, of so many rows; of others the sums are anything."""
     rows, width = hidden.shape
     down, across = triton.cdiv(rows, _ROWS), triton.cdiv(len(head.weight), TILE)
-    top, mass = torch.empty(2, rows, across, device=hidden.device)
+    parts = 1 if out is not None else TILE // PART
+    top, mass = torch.empty(2, rows, across * parts, device=hidden.device)
     if rows:
         source = TensorDescriptor.from_tensor(hidden, [_ROWS, _FEATURES])
         _product_kernel[(min(down * across, multiprocessors(hidden)),)](
@@ -78,7 +81,7 @@ def product_with_sums(
             source if out is None else TensorDescriptor.from_tensor(out, [_ROWS, TILE // 2]),
             head.bias, top, mass, given_or(count, top), rows, len(head.weight), down, across,
             WIDTH=width, STORED=out is not None, COUNTED=count is not None, ROWS=_ROWS, TOKENS=TILE,
-            FEATURES=_FEATURES, num_warps=8, num_stages=3,
+            PARTS=parts, FEATURES=_FEATURES, num_warps=8, num_stages=3,
         )  # fmt: skip
     return Sums(top, mass)
 
@@ -87,7 +90,7 @@ def product_with_sums(
 def _product_kernel(
     hidden, weight, out, bias_ptr, top_ptr, mass_ptr, count_ptr, rows, n_tokens, down, across,
     WIDTH: tl.constexpr, STORED: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr,
-    TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the same tokens come one after the other: each weight is read once."""
     wanted = rows
@@ -109,9 +112,10 @@ def _product_kernel(
         token = column * TOKENS + tl.arange(0, TOKENS)
         bias = tl.load(bias_ptr + token, mask=token < n_tokens, other=-float("inf"))
         value = tl.fma(total, 1.4426950408889634, tl.broadcast_to(bias[None], (ROWS, TOKENS)))
-        top, mass = tile_sums(value)
-        row = start + tl.arange(0, ROWS)
-        place = row.to(tl.int64) * across + column
+        top, mass = tile_sums(tl.reshape(value, (ROWS * PARTS, TOKENS // PARTS)))
+        part = tl.arange(0, ROWS * PARTS)
+        row = start + part // PARTS
+        place = (row.to(tl.int64) * across + column) * PARTS + part % PARTS
         tl.store(top_ptr + place, top, mask=row < wanted)
         tl.store(mass_ptr + place, mass, mask=row < wanted)
 

@@ -122,10 +122,10 @@ class DrawingHead(RowDraws):
         others come out as anything. Where `log p(z)` reaches `bar` the token may be any too. So many rows
         at a time that their sums take no more memory than a block of logits does elsewhere."""
         from xdlm.ops.fused_draw import fused_draw_counted
-        from xdlm.ops.fused_product import TILE, product_with_sums
+        from xdlm.ops.fused_product import PART, product_with_sums
 
         head, parts = self.padded, []
-        for rows in blocks(len(hidden), 2 * -(-len(head.weight) // TILE), self.elements):
+        for rows in blocks(len(hidden), 2 * -(-len(head.weight) // PART), self.elements):
             left = count - rows.start if rows.start else count
             sums = product_with_sums(hidden[rows], head, None, left)
             given = (hidden[rows], sums, head, uniform[rows], z[rows], bar[rows], left)
