@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def step_densely(
 ) -> Stepped:
     """Every row through the head, the whole posterior in float64, one draw from it. Which of its tokens
     came from the noise it does not know: it says what the model thinks of every one."""
-    logits = _logits(run, leg, _states(run, leg, z))
+    logits = _logits(run, leg, run.denoiser.head, _states(run, leg, z))
     reshaped = logits if reshape is None else reshape(logits)
     posterior = run.process.posterior_between(reshaped.double().softmax(-1), z, leg.at_s, leg.at_t)
     drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
@@ -51,24 +53,25 @@ def step_by_gumbel_noise(
     """
     process, states = run.process, [s.flatten(0, 1) for s in _states(run, leg, z)]
     bridge = process.bridge(leg.at_s, leg.at_t)
-    moves = bridge.b.at(z) > 0  # else it can only have come from itself
-    moves = moves if run.free is None else moves & run.free
-    at = moves.flatten().nonzero()[:, 0]
+    redrawn = bridge.b.at(z).flatten()
+    moves = redrawn > 0  # else it can only have come from itself
+    moves = moves if run.free is None else moves & run.free.flatten()
+    at = moves.nonzero()[:, 0]
     before, batch = z.flatten(), at // z.shape[1]
     after, probs = before.clone(), torch.full_like(before, torch.nan, dtype=torch.float32)
     generator = torch.Generator(z.device).manual_seed(int(uniforms.token[0, 0] * 2**53))
     for part in blocks(len(at), run.denoiser.n_states, _ELEMENTS):
         rows, at_s = at[part], leg.at_s.index(batch[part])
-        logits = _logits(run, leg, [state[rows] for state in states])
+        logits = _logits(run, leg, run.head.logits, [state[rows] for state in states])
         p = (logits if reshape is None else reshape(logits)).softmax(-1)
-        weight = p * at_s.alpha[:, None].float() + at_s.b.tok[:, None].float()
+        alpha, b = (value[:, None].to(p.dtype) for value in (at_s.alpha, at_s.b.tok))
+        weight = torch.addcmul(b, p, alpha)
         for i, token in enumerate(process.special_ids):
-            weight[:, token] = at_s.b.special[:, i].float()
+            weight[:, token] = at_s.b.special[:, i].to(p.dtype)
         here = before[rows]
-        stays = bridge.alpha[batch[part]] / bridge.b.at(z).flatten()[rows]
-        weight.scatter_(
-            1, here[:, None], weight.gather(1, here[:, None]) * (1 + stays[:, None].float())
-        )
+        stays = 1 + bridge.alpha[batch[part]] / redrawn[rows]
+        kept = weight.gather(1, here[:, None]) * stays[:, None].to(p.dtype)
+        weight.scatter_(1, here[:, None], kept)
         drawn = weight.div_(exponential_noise(weight, generator)).argmax(-1)
         after[rows] = drawn
         if run.record:
@@ -83,7 +86,7 @@ def step_by_gumbel_noise(
 def exponential_noise(like: Tensor, generator: torch.Generator) -> Tensor:
     """`1e-10 - log(u + 1e-10)` in float32, with u of 24 bits: between 2^-24 and 23.03."""
     noise = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-    return noise.add_(1e-10).log_().neg_().add_(1e-10)
+    return torch.rsub(noise.add_(1e-10).log_(), 1e-10)
 
 
 def _states(run: Run, leg: Leg, z: Tensor) -> list[Tensor]:
@@ -94,8 +97,8 @@ def _states(run: Run, leg: Leg, z: Tensor) -> list[Tensor]:
     return [run_trunk(run.denoiser, z, t, label, run.padding).clone() for label in labels]
 
 
-def _logits(run: Run, leg: Leg, states: list[Tensor]) -> Tensor:
-    logits, *unlabelled = (run.denoiser.head(state) for state in states)
+def _logits(run: Run, leg: Leg, head: Callable[[Tensor], Tensor], states: list[Tensor]) -> Tensor:
+    logits, *unlabelled = map(head, states)
     if unlabelled:
         logits = guided(logits, unlabelled[0], run.guidance.at(leg.t))
     return forbid(logits, run.process.special_ids)
