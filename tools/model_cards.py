@@ -89,7 +89,8 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "",
         f"`xdlm train recipes/pocket/{kind}.yaml`: {model.step:,} steps of {config.train.batch} rows, "
         f"{tokens / 1e6:,.0f} M tokens ({tokens / 22.56e6:.0f} passes), {OPTIMISERS[config.optim.kind]}, "
-        f"averaged weights. One NVIDIA H200, all four models at once in {training_seconds():.0f} seconds.",
+        f"averaged weights. One NVIDIA H200, all four models at once, beside other training, in "
+        f"{training_seconds():.0f} seconds.",
         "",
         "## Measured",
         "",

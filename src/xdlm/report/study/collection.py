@@ -178,7 +178,9 @@ def read_study(folder: Path) -> Study:
     if (folder / AGAIN).is_dir():
         study = with_again(study, _read_one(folder / AGAIN))
     if (folder / GUMBEL).is_dir():
-        study = replace(study, drawn=drawn_twice(_read_all(folder / GUMBEL)))
+        exact, gumbel = drawn_twice(_read_all(folder / GUMBEL))
+        exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
+        study = replace(study, drawn=Drawn(exact, gumbel))
     return study
 
 

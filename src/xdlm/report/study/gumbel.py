@@ -17,6 +17,7 @@ from xdlm.report.study.course import gaps
 from xdlm.report.study.crossover import PAPER, against_masked, crossings
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Plot, Section, as_share, listed
+from xdlm.report.study.trained import what_it_took
 from xdlm.report.study.verdict import (
     Estimate,
     Finding,
@@ -55,8 +56,8 @@ def drawn_by_gumbel(study: Study) -> Section | None:
     return Section(
         TITLE, ("tab:owt_performance",),
         [
-            _about(drawn), *(_perplexities(drawn, judge) for judge in judged), crossings(judged),
-            _entropies(drawn, steps),
+            _about(drawn), *what_it_took(drawn.exact),
+            *(_perplexities(drawn, judge) for judge in judged), crossings(judged), _entropies(drawn, steps),
         ],
         [*_orderings(drawn, judged, steps), _falling(drawn, steps)], figures, records,
         f"{repeat_again(drawn.exact)} --out results/exact\n{draw_again(drawn.gumbel)} --out results/gumbel",
