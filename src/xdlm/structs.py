@@ -129,6 +129,16 @@ class Coefs:
         take = operator.itemgetter(rows)
         return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
 
+    def expand(self, n: int) -> Coefs:
+        """One entry as a batch of `n` that share it, without a copy."""
+
+        def shared(value: Tensor) -> Tensor:
+            return value.expand(n, *value.shape[1:])
+
+        return Coefs(
+            shared(self.alpha), self.b.map(shared), shared(self.d_alpha), self.d_b.map(shared)
+        )
+
     @staticmethod
     def join(parts: Sequence[Coefs]) -> Coefs:
         """One behind the other."""

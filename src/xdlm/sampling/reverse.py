@@ -66,6 +66,6 @@ def time_grid(process: NoiseProcess, steps: int, like: Tensor) -> Iterator[Leg]:
     later = later.to(like.device)
     at_t = process.terminal(torch.zeros_like(like, dtype=torch.float64))
     for i, (t, s) in enumerate(pairwise(marks)):
-        at_s = later.index(torch.full_like(like, i, dtype=torch.int64))
+        at_s = later.index(slice(i, i + 1)).expand(len(like))
         yield Leg(at_t, at_s, t, s, gain=alphas[i + 1] - alphas[i], last=i == steps)
         at_t = at_s

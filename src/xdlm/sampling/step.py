@@ -113,12 +113,11 @@ def apply_plan(
 ) -> Tensor:
     """The next state, once the rows that needed the model have been decided."""
     # A position in doubt moves only if its row found it to be noise.
-    fresh = torch.where(plan.from_noise & ~plan.in_doubt, process.draw_noise(at_s.b, noise), z)
+    other = process.draw_noise(at_s.b, noise)
+    fresh = torch.where(plan.from_noise & ~plan.in_doubt, other, z)
     if rows[0].numel() == 0:
         return fresh
-    replacement = torch.where(
-        plan.from_model[rows], drawn, process.draw_noise(at_s.index(rows[0]).b, noise[rows])
-    )
+    replacement = torch.where(plan.from_model[rows], drawn, other[rows])
     fresh[rows] = torch.where(noisy, replacement, z[rows])
     return fresh
 
