@@ -47,9 +47,10 @@ def trained_again(study: Study) -> Section | None:
     again = study.again
     if again is None or not again.last:
         return None
-    judged = {judge: again.written(judge) for judge in again.judges}
-    written = findings(judged, again.written(None), study.real(None), {})
     pairs = judges_again(study).items()
+    names = {other: judge for judge, other in pairs}  # as they are called before
+    judged = {names.get(judge, judge): again.written(judge) for judge in again.judges}
+    written = findings(judged, again.written(None), study.real(None), {})
     figures: dict[str, Plot] = {"again": partial(_plot, study, again)} if pairs else {}
     records = [r for r in again.last if r.metric in ("ppl", "gen_ppl", "entropy")]
     return Section(
