@@ -32,7 +32,7 @@ from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
 from xdlm.evaluation.records import read_records
 from xdlm.evaluation.writing import FOREIGN
 from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
-from xdlm.sampling import THINNED
+from xdlm.sampling.ancestral import STEPS, THINNED
 from xdlm.sampling.writing import BATCH_TOKENS
 
 HERE = Path(__file__).parent
@@ -64,11 +64,9 @@ def main() -> None:
     parser.add_argument("--last-only", action="store_true",
                         help="measure the last checkpoint alone: no dynamics, no foreign sampler, no kept "
                         "texts, no transitions")  # fmt: skip
-    parser.add_argument(
-        "--impl",
-        default=THINNED,
-        help="how tokens are drawn: thinned (exact), or gumbel, as published implementations do",
-    )
+    parser.add_argument("--impl", default=THINNED, choices=list(STEPS),
+                        help="how tokens are drawn: thinned (exact), or gumbel, as published "
+                        "implementations do")  # fmt: skip
     parser.add_argument("--batch-tokens", default=str(BATCH_TOKENS),
                         help="tokens that are sampled together")  # fmt: skip
     options = parser.parse_args()
@@ -186,8 +184,9 @@ class TextStudy(LaneStudy):
         """A few, to be read."""
         if len([*(self._options.out / SAMPLES / name).glob("steps-*.jsonl")]) == 4:
             return
-        self.xdlm(f"{name}.texts", "eval", "gen", *words, "--data", VALIDATION, "--n", "2", "--steps", "8",
-                  "16", "32", "64", "--samples", str(self._options.out / SAMPLES / name))  # fmt: skip
+        few = ["--n", "2", "--steps", "8", "16", "32", "64", "--impl", self._options.impl]
+        self.xdlm(f"{name}.texts", "eval", "gen", *words, "--data", VALIDATION, *few, "--samples",
+                  str(self._options.out / SAMPLES / name))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -154,6 +154,15 @@ def test_published_noise_has_a_smallest_value() -> None:
     assert noise.min() >= 2.0**-24 and noise.double().mean() == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_no_sequences_and_models_of_float64(impl: str, batch: int) -> None:
+    model = DiT(PRESETS["nano"], N).double()
+    config = SamplerConfig(steps=3, impl=impl)
+    drawn = sample(model, Mixed(Vocab(N, 4)), batch=batch, length=5, config=config, record=True)
+    assert drawn.tokens.shape == (batch, 5)
+
+
 def test_sequences_that_need_nothing_skip_the_model() -> None:
     """With more steps than tokens many steps touch nobody; NFE says so, per sequence."""
     process = Masked(Vocab(N, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from studies import config, gen, page_of_study, verdicts, whole
@@ -66,6 +67,23 @@ def test_a_fall_that_exact_draws_share_is_none_of_the_noise() -> None:
     same = [replace(r, sampler="gumbel") for r in EXACT]
     found = verdicts(page_of_study(replace(collect(whole()), drawn=drawn_twice([*EXACT, *same]))))
     assert found[FALL] == found[MOST] == "not separated by the noise"
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"step": 2500}, "MDLM drawn twice.*step"),
+        ({"model": "runs/another"}, "MDLM drawn twice.*model"),
+        ({"temperature": 0.7}, "MDLM drawn twice.*temperature"),
+        ({"judge_sha256": "another"}, "drawn twice, judge.*judge_sha256"),
+        ({"steps": 512}, "texts of MDLM in 512 steps under .* and no exact ones"),
+    ],
+)
+def test_other_models_or_texts_are_refused(other: dict[str, Any], said: str) -> None:
+    masked = [r for r in GUMBEL if r.model.endswith(MASKED) and r.judge is not None]
+    kept = masked[:1] if "steps" in other else masked  # several would be one
+    with pytest.raises(UserError, match=said):
+        drawn_twice([*EXACT, *(replace(r, **other) for r in kept)])
 
 
 def test_a_folder_within_the_results(tmp_path: Path) -> None:

@@ -181,11 +181,13 @@ def _timed(
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """As `timeit` does: what strikes one run of ten is no property of the code."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def _peak_bytes() -> int:

@@ -59,7 +59,8 @@ def step_by_gumbel_noise(
     at = moves.nonzero()[:, 0]
     before, batch = z.flatten(), at // z.shape[1]
     after, probs = before.clone(), torch.full_like(before, torch.nan, dtype=torch.float32)
-    generator = torch.Generator(z.device).manual_seed(int(uniforms.token[0, 0] * 2**53))
+    seed = int(uniforms.token.flatten()[:1].sum() * 2**53)  # the first sequence's, if there is one
+    generator = torch.Generator(z.device).manual_seed(seed)
     for part in blocks(len(at), run.denoiser.n_states, _ELEMENTS):
         rows, at_s = at[part], leg.at_s.index(batch[part])
         logits = _logits(run, leg, run.head.logits, [state[rows] for state in states])
@@ -77,7 +78,7 @@ def step_by_gumbel_noise(
         if run.record:
             thought = logits.softmax(-1).gather(1, drawn[:, None])[:, 0]
             written = (drawn != here) & ~is_special(drawn, process.special_ids)
-            probs[rows] = torch.where(written, thought, torch.nan)
+            probs[rows] = torch.where(written, thought, torch.nan).float()
     everyone = torch.ones(len(z), dtype=torch.bool, device=z.device)
     recorded = probs.view(z.shape) if run.record else None
     return Stepped(after.view(z.shape), everyone, len(at), recorded)

@@ -68,7 +68,9 @@ class Look:
         order = order[:n]
         at, bar = self.places(order), bar.flatten()
         doubtful, logit = seen.doubtful(at, self.hidden, order, self.z.flatten(), bar)
-        return Doubts(self, seen, order, at, bar, logit, doubtful)
+        counts = seen.head.can_count(self.hidden) and not self.weigh_drawn
+        left = None if counts else PickedRows(doubtful)
+        return Doubts(self, seen, order, at, bar, logit, doubtful, left)
 
     def places(self, order: Tensor) -> Tensor:
         """Of rows of `hidden`, among all positions."""
@@ -80,7 +82,8 @@ class Look:
 
 class Doubts(NamedTuple):
     """Rows that may be left to the head: which of `look`'s they are, their places, the logits of their
-    tokens, and whether each is; `bar` is that of all positions."""
+    tokens, and whether each is; `bar` is that of all positions. Which are left says `left`, unless a GPU
+    counts them by itself."""
 
     look: Look
     seen: SeenRows
@@ -89,12 +92,13 @@ class Doubts(NamedTuple):
     bar: Tensor
     logit: Tensor
     doubtful: Tensor
+    left: PickedRows | None
 
     def resolve(self) -> Looked:
         """Those that are, through the head, which is remembered."""
-        if self.seen.head.can_count(self.look.hidden) and not self.look.weigh_drawn:
+        if self.left is None:
             return self._without_waiting()
-        which, n = PickedRows(self.doubtful).order()
+        which, n = self.left.order()
         looked = self.look.through(self.order[which], n)
         which = which[:n]
         hidden = self.look.hidden[self.order[which]]

@@ -21,7 +21,7 @@ from xdlm.report.study.course import gaps
 from xdlm.report.study.crossover import PAPER, against_masked, crossings
 from xdlm.report.study.likelihood import MASKED, MIXED, reference
 from xdlm.report.study.page import Plot, Section, as_share, listed, percent
-from xdlm.report.study.pooling import is_same_judge, judges_again
+from xdlm.report.study.pooling import MANY, is_same_judge, judges_again
 from xdlm.report.study.trained import differing, train_seconds, what_it_took
 from xdlm.report.study.verdict import (
     Estimate,
@@ -204,19 +204,46 @@ def _worth(study: Study, again: Study) -> str:
             told += (
                 [f"that of generated text under {judge} by {_range(changes)}"] if changes else []
             )
-    gap = [
-        difference(own[n], before[n])
-        for judge, other in judges_again(study).items()
-        for own, before in [(gaps(again.written(other)), gaps(study.written(judge)))]
+    moved = {
+        (judge, n): difference(own[n], before[n])
+        for judge, before, own in _gaps(study, again)
         for n in own if n in before
-    ]  # fmt: skip
-    if gap:
-        most = max((abs(e.value) / e.stderr for e in gap if e.stderr > 0), default=math.nan)
+    }  # fmt: skip
+    if moved:
+        judge, steps = max(moved, key=lambda place: _sureness(moved[place]))
         told.append(
-            f"the gap in generated text from {MASKED} to {MIXED} by {_range(gap)} (at most {most:.1f} of "
-            "the standard errors of these texts)"
+            f"the gap in generated text from {MASKED} to {MIXED} by {_range([*moved.values()])} (by the "
+            f"most standard errors of these texts, {_sureness(moved[judge, steps]):.1f}, under {judge} in "
+            f"{steps:,} steps)"
         )
+    told += _many(study, again)
     return f"Another training changes {'; '.join(told)}." if told else ""
+
+
+def _gaps(study: Study, again: Study) -> list[tuple[str, dict[int, Estimate], dict[int, Estimate]]]:
+    """By judge the gap from masked to mixed noise by number of steps, before and again."""
+    return [
+        (judge, gaps(study.written(judge)), gaps(again.written(other)))
+        for judge, other in judges_again(study).items()
+    ]
+
+
+def _many(study: Study, again: Study) -> list[str]:
+    """How the gap in many steps changes, all of them together."""
+    told = []
+    for judge, *both in _gaps(study, again):
+        parts = [[own[n] for n in MANY if n in own] for own in both]
+        if all(parts):
+            change = difference(pooled(parts[1]), pooled(parts[0]))
+            told.append(
+                f"{as_share(change)} under {judge} ({_sureness(change):.1f} standard errors)"
+            )
+    return [f"that over {listed(MANY)} steps together by {listed(told)}"] if told else []
+
+
+def _sureness(found: Estimate) -> float:
+    """How many of its standard errors it is."""
+    return abs(found.value) / found.stderr if found.stderr > 0 else math.nan
 
 
 def _range(found: Sequence[Estimate]) -> str:

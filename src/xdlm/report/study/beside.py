@@ -64,7 +64,7 @@ def add_seconds(file: Path, command: str, seconds: float) -> None:
 
 def read_seconds(folder: Path) -> dict[str, float]:
     """What each command took, in all where it was called several times, here and in the folders below, but
-    for training again."""
+    for those of other trainings."""
     found: dict[str, float] = {}
     for file in sorted(f for f in folder.rglob(SECONDS) if not is_apart(f, folder)):
         for line in file.read_text(encoding="utf-8").splitlines():

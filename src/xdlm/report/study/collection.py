@@ -184,14 +184,30 @@ def read_study(folder: Path) -> Study:
     return study
 
 
-def drawn_twice(records: Iterable[EvalRecord]) -> Drawn:
-    """Records of either way to draw apart; what is of neither belongs to both."""
+def drawn_twice(records: Sequence[EvalRecord]) -> Drawn:
+    """Records of either way to draw apart; what is of neither belongs to both. Refuses other models than
+    the same, or texts that have no counterpart."""
     gumbel = [r for r in records if r.sampler == GUMBEL]
     exact = [r for r in records if r.sampler != GUMBEL]
     alone = [r for r in exact if r.sampler is None]
     if not gumbel or len(alone) == len(exact):
         raise UserError(f"records of '{GUMBEL}' must hold texts of both that and another sampler")
-    return Drawn(collect(exact), collect([*alone, *gumbel]))
+    drawn = Drawn(collect(exact), collect([*alone, *gumbel]))
+    judged = [one.of("gen_ppl") for one in drawn]
+    for method in drawn.gumbel.methods:
+        both = [r for own in judged for r in own if method_of(r) == method]
+        check_alike(
+            both, (*ALWAYS, "model", "step", "temperature", "top_p"), f"{method} drawn twice"
+        )
+    for judge in drawn.gumbel.judges:
+        check_alike([r for own in judged for r in own if r.judge == judge], ("judge_sha256",),
+                    f"drawn twice, judge {judge}")  # fmt: skip
+    there, wanted = ({(method_of(r), r.judge, r.steps) for r in own} for own in judged)
+    for method, who, steps in sorted(wanted - there, key=str):
+        raise UserError(
+            f"{GUMBEL} has texts of {method} in {steps} steps under {who}, and no exact ones"
+        )
+    return drawn
 
 
 def _read_all(folder: Path) -> list[EvalRecord]:

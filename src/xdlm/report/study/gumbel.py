@@ -11,6 +11,7 @@ from xdlm.report.colours import series_colours
 from xdlm.report.figures import Lines, draw_by_steps
 from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
+from xdlm.report.study.beside import GUMBEL
 from xdlm.report.study.collection import Drawn, Grid, Study, seed_of
 from xdlm.report.study.commands import draw_again, repeat_again
 from xdlm.report.study.course import gaps
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 TITLE = "Drawn by float32 noise"
 _WAYS = ("exact draws", "float32 noise")
+#: Where both ways belong, for the report to find them.
+_FOLDER = f"results/repro/{GUMBEL}"
 _ENTROPY: Grid[int] = {
     name: {
         int(n): Estimate(float(figure), 0.0)
@@ -60,7 +63,7 @@ def drawn_by_gumbel(study: Study) -> Section | None:
             *(_perplexities(drawn, judge) for judge in judged), crossings(judged), _entropies(drawn, steps),
         ],
         [*_orderings(drawn, judged, steps), _falling(drawn, steps)], figures, records,
-        f"{repeat_again(drawn.exact)} --out results/exact\n{draw_again(drawn.gumbel)} --out results/gumbel",
+        f"{repeat_again(drawn.exact)} --out {_FOLDER}\n{draw_again(drawn.gumbel)} --out {_FOLDER}",
     )  # fmt: skip
 
 
@@ -72,7 +75,8 @@ def _about(drawn: Drawn) -> str:
         "float32 numbers u. The smallest E is 2^-24, so that rare tokens starve, and the more so the more "
         "steps there are, since a masked position then has the less to give away in each (Zheng et al. "
         "2024, arXiv 2409.02908). Everything else on this page is drawn exactly; here the same models are "
-        "sampled in both ways (`--impl gumbel`)."
+        "sampled in both ways (`--impl gumbel`, whose texts hang on how many are drawn together: the "
+        "command below gives others of the same law)."
     )
 
 
@@ -160,7 +164,7 @@ def _texts(one: Study, judge: str, steps: Sequence[int]) -> list[str]:
 
 
 def _plot(drawn: Drawn, file: Path) -> None:
-    """Mixed noise beside masked noise, and the entropy of either, in both ways to draw."""
+    """Mixed noise beside masked noise, in both ways to draw and in the paper."""
     names = [*_WAYS, "the paper, GPT-2 Large"]
     colours = series_colours(names)
 
