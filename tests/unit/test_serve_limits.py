@@ -57,7 +57,7 @@ def test_a_browser_gets_past_the_key(small: Server) -> None:
 
 
 def test_full_queue_and_time_out(small: Server) -> None:
-    """One runs, two wait, hundreds of others are told to come again; those three run out of time."""
+    """One runs, two wait, dozens of others are told to come again; those three run out of time."""
     small.headers = KEY
     small.idle()
     with ThreadPoolExecutor(3) as slow:
@@ -66,7 +66,7 @@ def test_full_queue_and_time_out(small: Server) -> None:
         while small.metric("xdlm_rows_waiting") < 2 and time.monotonic() < until:
             time.sleep(0.01)
         with ThreadPoolExecutor(8) as crowd:
-            asked = [crowd.submit(small.send, "POST", "/v1/completions", SHORT) for _ in range(300)]
+            asked = [crowd.submit(small.send, "POST", "/v1/completions", SHORT) for _ in range(60)]
         for status, headers, content in (one.result() for one in asked):
             assert status == 429 and int(headers["retry-after"]) >= 1, content
             assert json.loads(content)["error"]["type"] == "rate_limit_error"
