@@ -28,7 +28,7 @@ from xdlm.report.study import read_study
 from xdlm.report.study.beside import add_seconds
 from xdlm.report.study.collection import collect, with_again
 from xdlm.report.study.commands import repeat_again
-from xdlm.report.study.pooling import is_same_judge, judges_again, many_together, twice
+from xdlm.report.study.pooling import is_same_judge, judges_again, many_together, repeatedly
 from xdlm.report.study.verdict import Estimate, Outcome, pooled
 
 MANY = "256, 512 and 1,024 sampling steps together: MDLM writes better than XDLM k=0.1"
@@ -63,18 +63,22 @@ def test_two_trainings_decide_together() -> None:
     """Each hides the answer in its noise, 1.8 errors of 3 % √2 being log 1.08; both do not. Judges
     may have other scales."""
     one, other = cells(100.0, 108.0, 0.03), cells(900.0, 972.0, 0.03)
-    assert twice(one, {}, 1024).outcome == twice(other, {}, 1024).outcome == Outcome.NOISE
-    both = twice(one, other, 1024)
+    alone = [repeatedly(cell, [], 1024) for cell in (one, other)]
+    assert [test.outcome for test in alone] == [Outcome.NOISE] * 2
+    both = repeatedly(one, [other], 1024)
     assert both.outcome == Outcome.HOLDS
     assert both.brief == "100.0 and 108.0, again 900.0 and 972.0, together +8.0 % (2.6 se)"
-    assert (
-        twice(cells(108.0, 100.0, 0.03), cells(972.0, 900.0, 0.03), 1024).outcome == Outcome.FAILS
+    worse = repeatedly(cells(108.0, 100.0, 0.03), [cells(972.0, 900.0, 0.03)], 1024)
+    assert worse.outcome == Outcome.FAILS
+    assert repeatedly(one, [cells(900.0, 972.0, 0.03, steps=8)], 1024) == alone[0]
+    assert repeatedly({}, [other], 1024).outcome == Outcome.UNKNOWN
+    thrice = repeatedly(one, [other, cells(50.0, 54.0, 0.03)], 1024)
+    assert thrice.brief == (
+        "100.0 and 108.0, again 900.0 and 972.0, again 50.00 and 54.00, together +8.0 % (3.1 se)"
     )
-    assert twice(one, cells(900.0, 972.0, 0.03, steps=8), 1024) == twice(one, {}, 1024)
-    assert twice({}, other, 1024).outcome == Outcome.UNKNOWN
-    more = many_together({"j": one}, {"j": cells(900.0, 972.0, 0.03, steps=256)})
+    more = many_together({"j": one}, {"j": [cells(900.0, 972.0, 0.03, steps=256)]})
     assert more.outcome == Outcome.HOLDS and "over 256 and 1,024 steps" in more.here
-    assert many_together({"j": one}, {"other": other}).outcome == Outcome.NOISE
+    assert many_together({"j": one}, {"other": [other]}).outcome == Outcome.NOISE
     few = many_together({"j": cells(1.0, 2.0, 0.01, steps=128)}, {})
     assert few.outcome == Outcome.UNKNOWN, "128 are not many"
 
@@ -153,17 +157,17 @@ def test_the_same_rows_are_compared_with_each_other() -> None:
 def test_judges_are_the_same_by_their_files_or_by_real_text() -> None:
     study = trained_twice()
     small = "SmolLM2-135M-Instruct-Q8_0.gguf"
-    assert is_same_judge(study, small, small) and not is_same_judge(study, "judge", "judge")
-    assert judges_again(study) == {"judge": "judge", small: small}
     assert study.again is not None
+    assert is_same_judge(study, small, study.again, small)
+    assert not is_same_judge(study, "judge", study.again, "judge")
+    assert judges_again(study, study.again) == {"judge": "judge", small: small}
     other = [
         replace(r, judge="folder", judge_sha256="f") if r.judge == small else r
         for r in (*study.again.records, *real())
     ]  # fmt: skip
-    named = with_again(replace(study, again=None), collect(other))
-    assert judges_again(named)[small] == "folder", "it says the same of real text"
+    assert judges_again(study, collect(other))[small] == "folder", "it says the same of real text"
     unlike = [replace(r, value=28.0) if r.metric == "real_ppl" else r for r in other]
-    assert small not in judges_again(with_again(replace(study, again=None), collect(unlike)))
+    assert small not in judges_again(study, collect(unlike))
 
 
 @pytest.mark.parametrize(

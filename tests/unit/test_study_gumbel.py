@@ -63,6 +63,16 @@ def test_both_ways_stand_beside_each_other() -> None:
     )
 
 
+def test_exact_texts_of_that_training_count_with_the_others() -> None:
+    study = collect(whole())
+    found = [
+        page_of_study(one) for one in (study, replace(study, drawn=drawn_twice([*EXACT, *GUMBEL])))
+    ]
+    assert "again 350.0 and 340.0, together" not in found[0]
+    assert "again 350.0 and 340.0, together" in found[1]
+    assert "steps, and those of all trainings, are judged together" in found[1]
+
+
 def test_a_fall_that_exact_draws_share_is_none_of_the_noise() -> None:
     same = [replace(r, sampler="gumbel") for r in EXACT]
     found = verdicts(page_of_study(replace(collect(whole()), drawn=drawn_twice([*EXACT, *same]))))

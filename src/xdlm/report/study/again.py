@@ -47,7 +47,7 @@ def trained_again(study: Study) -> Section | None:
     again = study.again
     if again is None or not again.last:
         return None
-    pairs = judges_again(study).items()
+    pairs = judges_again(study, again).items()
     names = {other: judge for judge, other in pairs}  # as they are called before
     judged = {names.get(judge, judge): again.written(judge) for judge in again.judges}
     written = findings(judged, again.written(None), study.real(None), {})
@@ -160,7 +160,7 @@ def _written(study: Study, again: Study, judge: str, other: str) -> dict[str, di
 
 def _writing(study: Study, again: Study, judge: str, other: str) -> str:
     first, second = study.written(judge), again.written(other)
-    steps, same = all_steps(second), is_same_judge(study, judge, other)
+    steps, same = all_steps(second), is_same_judge(study, judge, again, other)
     rows = [["texts", *_texts(study, judge, steps)], ["texts, again", *_texts(again, other, steps)]]
     pairs = _written(study, again, judge, other)
     for name, row in second.items():
@@ -197,8 +197,8 @@ def _worth(study: Study, again: Study) -> str:
         for name, pair in _read(study, again, data).items() if name in again.methods
     ]  # fmt: skip
     told = [f"perplexity of text by {_range(read)}"] if read else []
-    for judge, other in judges_again(study).items():
-        if is_same_judge(study, judge, other):
+    for judge, other in judges_again(study, again).items():
+        if is_same_judge(study, judge, again, other):
             rows = _written(study, again, judge, other).values()
             changes = [_change(pair) for row in rows for pair in row.values()]
             told += (
@@ -224,7 +224,7 @@ def _gaps(study: Study, again: Study) -> list[tuple[str, dict[int, Estimate], di
     """By judge the gap from masked to mixed noise by number of steps, before and again."""
     return [
         (judge, gaps(study.written(judge)), gaps(again.written(other)))
-        for judge, other in judges_again(study).items()
+        for judge, other in judges_again(study, again).items()
     ]
 
 
@@ -263,4 +263,4 @@ def _plot(study: Study, again: Study, file: Path) -> None:
         title = f"perplexity of {MIXED} / {MASKED}'s ({judge})"
         return lambda axes: draw_by_steps(axes, lines, colours, title, None)
 
-    save_panels(file, [panel(*pair) for pair in judges_again(study).items()], small=True)
+    save_panels(file, [panel(*pair) for pair in judges_again(study, again).items()], small=True)

@@ -1,4 +1,4 @@
-"""Masked against mixed noise over several numbers of sampling steps, and over two trainings.
+"""Masked against mixed noise over several numbers of sampling steps, and over several trainings.
 
 Averaged are differences of log perplexity under one judge, log(mixed / masked), with weights 1 / se^2
 (`verdict.pooled`), and not perplexities: those of a judge that was trained again too compare among
@@ -34,7 +34,7 @@ _EQUAL = 1e-4
 
 def rule(study: Study) -> str:
     """How figures are put together, in a sentence."""
-    more = "" if study.again is None else ", and those of both trainings,"
+    more = ", and those of all trainings," if other_trainings(study) else ""
     return (
         f"{listed(MANY)} steps{more} are judged together by the mean of log({MIXED} / {MASKED}), each "
         "weighted by the inverse of its squared error: such texts are independent, and a judge is compared "
@@ -42,72 +42,80 @@ def rule(study: Study) -> str:
     )
 
 
-def is_same_judge(study: Study, judge: str, other: str) -> bool:
+def other_trainings(study: Study) -> list[Study]:
+    """Of some of the methods, with texts that were drawn exactly as the first one's."""
+    drawn = None if study.drawn is None else study.drawn.exact
+    return [other for other in (study.again, drawn) if other is not None]
+
+
+def is_same_judge(study: Study, judge: str, again: Study, other: str) -> bool:
     """Whether the `other` judge, of methods that were trained again, is the one from before: by its files,
     or by what it says of real text if it was not trained here."""
-    assert study.again is not None
     digests = [
         {r.judge_sha256 for r in one.last if r.judge == name}
-        for one, name in ((study, judge), (study.again, other))
+        for one, name in ((study, judge), (again, other))
     ]
     if digests[0] == digests[1]:
         return True
-    own = {PurePosixPath(r.model).name for one in (study, study.again) for r in one.reference}
-    before, after = study.real(judge), study.again.real(other)
+    own = {PurePosixPath(r.model).name for one in (study, again) for r in one.reference}
+    before, after = study.real(judge), again.real(other)
     if before is None or after is None or own & {judge, other}:
         return False
     return math.isclose(before.value, after.value, rel_tol=_EQUAL)
 
 
-def judges_again(study: Study) -> dict[str, str]:
+def judges_again(study: Study, again: Study) -> dict[str, str]:
     """For each judge who it was when methods were trained again: the same, or one of the same name, which
     was then trained again too."""
     found = {}
-    for judge in study.judges if study.again is not None else ():
-        assert study.again is not None
-        same = [other for other in study.again.judges if is_same_judge(study, judge, other)]
-        named = [other for other in study.again.judges if other == judge]
+    for judge in study.judges:
+        same = [other for other in again.judges if is_same_judge(study, judge, again, other)]
+        named = [other for other in again.judges if other == judge]
         if same or named:
             found[judge] = (same or named)[0]
     return found
 
 
-def written_again(study: Study) -> dict[str, Grid[int]]:
-    """Texts of methods that were trained again, by the judges' names before."""
-    if study.again is None:
-        return {}
-    return {judge: study.again.written(other) for judge, other in judges_again(study).items()}
+def written_again(study: Study) -> dict[str, list[Grid[int]]]:
+    """Texts of each other training, by the judges' names in the first."""
+    found: dict[str, list[Grid[int]]] = {}
+    for again in other_trainings(study):
+        for judge, other in judges_again(study, again).items():
+            found.setdefault(judge, []).append(again.written(other))
+    return found
 
 
-def twice(cells: Grid[int], repeated: Grid[int], steps: int) -> Test:
-    """Whether masked noise writes better in so many steps, by both trainings where there are two."""
-    pairs = [
-        [one.get(name, {}).get(steps) for name in (MASKED, MIXED)] for one in (cells, repeated)
-    ]
-    (a, b), (c, d) = pairs
-    both = [gap for one in (cells, repeated) if (gap := gaps(one).get(steps)) is not None]
-    if len(both) < 2 or a is None or b is None or c is None or d is None:
-        return below(MASKED, a, MIXED, b)
-    mean = pooled(both)
-    words = (
-        f"{MASKED} {a.shown()}, {MIXED} {b.shown()}, trained again {c.shown()} and {d.shown()}, "
-        f"together {as_share(mean)}"
+def repeatedly(cells: Grid[int], repeated: Sequence[Grid[int]], steps: int) -> Test:
+    """Whether masked noise writes better in so many steps, by all trainings where there are several."""
+    first, *others = (
+        [one.get(name, {}).get(steps) for name in (MASKED, MIXED)] for one in (cells, *repeated)
     )
-    brief = (
-        f"{a.plain()} and {b.plain()}, again {c.plain()} and {d.plain()}, together "
-        f"{percent(math.expm1(mean.value))}"
-    )
+    whole = [pair for pair in others if None not in pair]
+    if None in first or not whole:
+        return below(MASKED, first[0], MIXED, first[1])
+    mean = pooled([gap for one in (cells, *repeated) if (gap := gaps(one).get(steps)) is not None])
+    (a, b), *more = [[e for e in pair if e is not None] for pair in (first, *whole)]
+    words = ", ".join([
+        f"{MASKED} {a.shown()}, {MIXED} {b.shown()}",
+        *(f"trained again {c.shown()} and {d.shown()}" for c, d in more), f"together {as_share(mean)}",
+    ])  # fmt: skip
+    brief = ", ".join([
+        f"{a.plain()} and {b.plain()}", *(f"again {c.plain()} and {d.plain()}" for c, d in more),
+        f"together {percent(math.expm1(mean.value))}",
+    ])  # fmt: skip
     return positive(mean, words, brief)
 
 
-def many_together(judged: Mapping[str, Grid[int]], repeated: Mapping[str, Grid[int]]) -> Finding:
+def many_together(
+    judged: Mapping[str, Grid[int]], repeated: Mapping[str, Sequence[Grid[int]]]
+) -> Finding:
     """Whether masked noise writes better in many steps, whatever their number."""
     theirs = (paper.OWT_QUALITY.column(steps) for steps in MANY)
     return Finding(
         f"{listed(MANY)} sampling steps together: {MASKED} writes better than {MIXED}",
         ", ".join(f"{column[MASKED]:.1f} < {column[MIXED]:.1f}" for column in theirs),
         [
-            under(judge, _over([cells, repeated.get(judge, {})], MANY))
+            under(judge, _over([cells, *repeated.get(judge, [])], MANY))
             for judge, cells in judged.items()
         ],
     )

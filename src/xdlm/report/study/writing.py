@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from xdlm.report.study.commands import write_again
 from xdlm.report.study.crossover import crossings, plot_crossover
 from xdlm.report.study.likelihood import MASKED, MIXED, ranked
 from xdlm.report.study.page import Plot, Section, beside_real, by_method, missing, of_paper
-from xdlm.report.study.pooling import many_together, rule, twice, written_again
+from xdlm.report.study.pooling import many_together, repeatedly, rule, written_again
 from xdlm.report.study.verdict import Estimate, Finding, Test, below, under
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def findings(
     judged: Mapping[str, Grid[int]],
     entropy: Grid[int],
     real: Estimate | None,
-    repeated: Mapping[str, Grid[int]],
+    repeated: Mapping[str, Sequence[Grid[int]]],
 ) -> list[Finding]:
-    """Few steps are judged by the texts of one training, many by those `repeated` in another too."""
+    """Few steps are judged by the texts of one training, many by those `repeated` in others too."""
     few = _few(judged, entropy, real)
     return [few, _many(judged, entropy, real, repeated), many_together(judged, repeated)]
 
@@ -91,7 +91,7 @@ def _many(
     judged: Mapping[str, Grid[int]],
     entropy: Grid[int],
     real: Estimate | None,
-    repeated: Mapping[str, Grid[int]],
+    repeated: Mapping[str, Sequence[Grid[int]]],
 ) -> Finding:
     most = _most(judged)
     steps = most if most in _STEPS else _STEPS[-1]
@@ -100,7 +100,7 @@ def _many(
         f"{most:,} sampling steps: {MASKED} writes better than {MIXED}",
         f"{theirs[MASKED]:.1f} < {theirs[MIXED]:.1f}",
         [
-            under(judge, twice(cells, repeated.get(judge, {}), most))
+            under(judge, repeatedly(cells, repeated.get(judge, []), most))
             for judge, cells in judged.items()
         ],
         entropies(entropy, real, MASKED, MIXED, most),
