@@ -347,7 +347,7 @@ for count in (0, 5, 20, 31, 40):
     assert torch.equal(drawn[:count], expected[:count])
     torch.testing.assert_close(p_z[:count], twin[1][:count], rtol=1e-5, atol=0)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(head, "elements", 2 * 6 * 7)  # of seven rows, two sums each of six parts
+        patched.setattr(head, "elements", 4 * 2 * 6 * 7)  # of seven rows, two sums each of six parts
         patched.setattr(fused_product, "product_with_sums", lambda states, *more: (
             product_with_sums(states, *more) if len(states) <= 7 else None))
         parts = head.draw_counted(hidden, u, z, bar, torch.tensor(count))

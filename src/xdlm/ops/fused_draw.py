@@ -27,8 +27,8 @@ def fused_draw_counted(
     hidden: Tensor, sums: Sums, head: Head, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same of the first `count` rows, a number on the GPU, without logits: those of `z` and of the part
-    of a tile that is drawn from are computed once more. Where `log p(z)` reaches `bar`
-    nothing is drawn either."""
+    of a tile that is drawn from are computed once more. Where `log p(z)` reaches `bar` nothing is
+    drawn either."""
     return _draw(hidden, sums, head, uniform, z, bar, count)
 
 
