@@ -18,7 +18,8 @@ With --seed 1 runs lie in runs/repro/seed-1, with a judge of their own: they are
 their texts are drawn with it. Text is read as before, so that a report can compare rows with rows. Texts
 under --last-only are of the last checkpoint of a run that came to its end, and all that is measured is how
 good they are: many more of them can be had in the same time, and on a large GPU more so with
---batch-tokens 262144.
+--batch-tokens 262144. A second call with --minutes 0 and --impl gumbel adds texts that the same models
+write by float32 noise, as published implementations draw; a report looks for both in results/repro/gumbel.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from xdlm import UserError
 from xdlm.cli.main import main
 from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.report.study import read_study
-from xdlm.report.study.collection import collect, drawn_twice
+from xdlm.report.study.collection import collect, drawn_twice, with_drawn
 
 MASKED, MIXED = "MDLM", "XDLM k=0.1"
 MOST = "Drawn by float32 noise: 1,024 sampling steps: MDLM writes better than XDLM k=0.1"
@@ -44,7 +44,7 @@ GUMBEL = texts("gumbel", {
 
 
 def test_both_ways_stand_beside_each_other() -> None:
-    page = page_of_study(replace(collect(whole()), drawn=drawn_twice([*EXACT, *GUMBEL])))
+    page = page_of_study(with_drawn(collect(whole()), drawn_twice([*EXACT, *GUMBEL])))
     found = verdicts(page)
     assert found[MOST] == "holds" and found[FALL] == "holds"
     assert (
@@ -94,6 +94,12 @@ def test_other_models_or_texts_are_refused(other: dict[str, Any], said: str) -> 
     kept = masked[:1] if "steps" in other else masked  # several would be one
     with pytest.raises(UserError, match=said):
         drawn_twice([*EXACT, *(replace(r, **other) for r in kept)])
+
+
+def test_exact_texts_that_were_drawn_otherwise_than_the_first_are_refused() -> None:
+    cold = [replace(r, temperature=0.7) for r in (*EXACT, *GUMBEL)]
+    with pytest.raises(UserError, match=r"trained again.*temperature"):
+        with_drawn(collect(whole()), drawn_twice(cold))
 
 
 def test_a_folder_within_the_results(tmp_path: Path) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
-from xdlm.report.colours import series_colours
 from xdlm.report.comparison import method_of
-from xdlm.report.figures import Lines, draw_by_steps
-from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
-from xdlm.report.study.collection import Grid, Study, seed_of
+from xdlm.report.study.collection import Study, seed_of
 from xdlm.report.study.commands import repeat_again
 from xdlm.report.study.course import gaps
-from xdlm.report.study.crossover import PAPER, against_masked, crossings
+from xdlm.report.study.crossover import crossings, plot_mixed
 from xdlm.report.study.likelihood import MASKED, MIXED, reference
 from xdlm.report.study.page import Plot, Section, as_share, listed, percent
 from xdlm.report.study.pooling import MANY, is_same_judge, judges_again
@@ -32,11 +29,11 @@ from xdlm.report.study.verdict import (
     logarithm,
     pooled,
 )
-from xdlm.report.study.writing import all_steps, findings
+from xdlm.report.study.writing import all_steps, findings, numbers_of_texts
 from xdlm.report.tables import markdown_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 TITLE = "Trained again"
 #: Of something, before and again.
@@ -161,7 +158,10 @@ def _written(study: Study, again: Study, judge: str, other: str) -> dict[str, di
 def _writing(study: Study, again: Study, judge: str, other: str) -> str:
     first, second = study.written(judge), again.written(other)
     steps, same = all_steps(second), is_same_judge(study, judge, again, other)
-    rows = [["texts", *_texts(study, judge, steps)], ["texts, again", *_texts(again, other, steps)]]
+    rows = [
+        ["texts", *numbers_of_texts(study, judge, steps)],
+        ["texts, again", *numbers_of_texts(again, other, steps)],
+    ]
     pairs = _written(study, again, judge, other)
     for name, row in second.items():
         before = first.get(name, {})
@@ -182,11 +182,6 @@ def _writing(study: Study, again: Study, judge: str, other: str) -> str:
     )
     table = markdown_table(["sampling steps", *(f"{n:,}" for n in steps)], rows)
     return f"*Perplexity under {who}:*\n\n{table}"
-
-
-def _texts(one: Study, judge: str, steps: Iterable[int]) -> list[str]:
-    counts = {r.steps: r.n for r in one.of("gen_ppl", judge=judge)}
-    return [f"{counts[n]:,}" if n in counts else "" for n in steps]
 
 
 def _worth(study: Study, again: Study) -> str:
@@ -210,7 +205,8 @@ def _worth(study: Study, again: Study) -> str:
         for n in own if n in before
     }  # fmt: skip
     if moved:
-        judge, steps = max(moved, key=lambda place: _sureness(moved[place]))
+        known = [place for place in moved if moved[place].stderr > 0]
+        judge, steps = max(known or moved, key=lambda place: _sureness(moved[place]))
         told.append(
             f"the gap in generated text from {MASKED} to {MIXED} by {_range([*moved.values()])} (by the "
             f"most standard errors of these texts, {_sureness(moved[judge, steps]):.1f}, under {judge} in "
@@ -253,14 +249,7 @@ def _range(found: Sequence[Estimate]) -> str:
 
 def _plot(study: Study, again: Study, file: Path) -> None:
     """Mixed noise beside masked noise in both trainings, and in the paper."""
-    names = ["trained first", "trained again", "the paper, GPT-2 Large"]
-    colours = series_colours(names)
-
-    def panel(judge: str, other: str) -> Callable[[Axes], None]:
-        cells: list[Grid[int]] = [study.written(judge), again.written(other), PAPER]
-        drawn = [against_masked(one).get(MIXED, []) for one in cells]
-        lines: Lines = {name: line for name, line in zip(names, drawn, strict=True) if line}
-        title = f"perplexity of {MIXED} / {MASKED}'s ({judge})"
-        return lambda axes: draw_by_steps(axes, lines, colours, title, None)
-
-    save_panels(file, [panel(*pair) for pair in judges_again(study, again).items()], small=True)
+    plot_mixed(file, {
+        judge: {"trained first": study.written(judge), "trained again": again.written(other)}
+        for judge, other in judges_again(study, again).items()
+    })  # fmt: skip

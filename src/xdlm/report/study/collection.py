@@ -180,7 +180,7 @@ def read_study(folder: Path) -> Study:
     if (folder / GUMBEL).is_dir():
         exact, gumbel = drawn_twice(_read_all(folder / GUMBEL))
         exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
-        study = replace(study, drawn=Drawn(exact, gumbel))
+        study = with_drawn(study, Drawn(exact, gumbel))
     return study
 
 
@@ -203,9 +203,10 @@ def drawn_twice(records: Sequence[EvalRecord]) -> Drawn:
         check_alike([r for own in judged for r in own if r.judge == judge], ("judge_sha256",),
                     f"drawn twice, judge {judge}")  # fmt: skip
     there, wanted = ({(method_of(r), r.judge, r.steps) for r in own} for own in judged)
-    for method, who, steps in sorted(wanted - there, key=str):
+    if alone_there := sorted(wanted - there, key=str):
+        method, who, number = alone_there[0]
         raise UserError(
-            f"{GUMBEL} has texts of {method} in {steps} steps under {who}, and no exact ones"
+            f"{GUMBEL} has texts of {method} in {number} steps under {who}, and no exact ones"
         )
     return drawn
 
@@ -250,13 +251,24 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
 
 
 def with_again(study: Study, again: Study) -> Study:
-    """With methods that were trained again, measured as before but for the number of texts."""
+    """With methods that were trained again."""
+    _check_again(study, again)
+    return replace(study, again=again)
+
+
+def with_drawn(study: Study, drawn: Drawn) -> Study:
+    """With methods that were trained again and sampled in two ways."""
+    _check_again(study, drawn.exact)
+    return replace(study, drawn=drawn)
+
+
+def _check_again(study: Study, again: Study) -> None:
+    """Another training must have been measured as the first, but for the number of texts."""
     for metric, alike in (("ppl", (*ALWAYS, "draws")), ("gen_ppl", (*ALWAYS, *_DRAWN))):
         check_alike([*study.of(metric), *again.of(metric)], alike, "trained again")
     for data in {r.data for r in again.of("ppl")}:
         read = [*study.of("ppl", data=data), *again.of("ppl", data=data)]
         check_alike(read, ("data_sha256",), f"trained again, perplexity of {data}")
-    return replace(study, again=again)
 
 
 def _is_autoregressive(record: EvalRecord) -> bool:

@@ -19,13 +19,17 @@ from xdlm.report.study.verdict import SURE, Estimate, difference
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAPER: Grid[int] = {
-    name: {
-        int(n): Estimate(float(figure), 0.0)
-        for n, figure in zip(paper.OWT_QUALITY.columns, figures, strict=True)
-    }
-    for name, figures in paper.OWT_QUALITY.rows.items()
-}
+
+def by_steps(table: paper.PaperTable) -> Grid[int]:
+    """A table of the paper whose columns are numbers of steps, as if it had been measured here."""
+    return {
+        name: {int(n): Estimate(float(figure), 0.0)
+               for n, figure in zip(table.columns, figures, strict=True)}
+        for name, figures in table.rows.items()
+    }  # fmt: skip
+
+
+PAPER = by_steps(paper.OWT_QUALITY)
 
 
 def crossing(lower: Mapping[int, float], higher: Mapping[int, float]) -> list[float]:
@@ -88,6 +92,23 @@ def against_masked(cells: Grid[int]) -> Lines:
             stderr = 0.0 if name == MASKED else ratio * relative
             drawn.setdefault(name, []).append(Point(float(steps), ratio, stderr))
     return drawn
+
+
+def plot_mixed(file: Path, judged: Mapping[str, Mapping[str, Grid[int]]]) -> None:
+    """Mixed noise beside masked noise, a panel for each judge with a line for all that is named, and the
+    paper's."""
+    named = {judge: {**cells, "the paper, GPT-2 Large": PAPER} for judge, cells in judged.items()}
+    colours = series_colours(
+        list(dict.fromkeys(name for cells in named.values() for name in cells))
+    )
+
+    def panel(judge: str, cells: Mapping[str, Grid[int]]) -> Callable[[Axes], None]:
+        drawn = {name: against_masked(one).get(MIXED, []) for name, one in cells.items()}
+        lines: Lines = {name: line for name, line in drawn.items() if line}
+        title = f"perplexity of {MIXED} / {MASKED}'s ({judge})"
+        return lambda axes: draw_by_steps(axes, lines, colours, title, None)
+
+    save_panels(file, [panel(*one) for one in named.items()], small=True)
 
 
 def plot_crossover(methods: Sequence[str], judged: Mapping[str, Grid[int]], file: Path) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xdlm.report.colours import series_colours
-from xdlm.report.figures import Lines, draw_by_steps
-from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
 from xdlm.report.study.beside import GUMBEL
 from xdlm.report.study.collection import Drawn, Grid, Study, seed_of
 from xdlm.report.study.commands import draw_again, repeat_again
 from xdlm.report.study.course import gaps
-from xdlm.report.study.crossover import PAPER, against_masked, crossings
+from xdlm.report.study.crossover import PAPER, by_steps, crossings, plot_mixed
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Plot, Section, as_share, listed
 from xdlm.report.study.trained import what_it_took
@@ -29,23 +26,17 @@ from xdlm.report.study.verdict import (
     positive,
     unmeasured,
 )
-from xdlm.report.study.writing import FEWEST, all_steps, compared, entropies
+from xdlm.report.study.writing import FEWEST, all_steps, compared, entropies, numbers_of_texts
 from xdlm.report.tables import markdown_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 TITLE = "Drawn by float32 noise"
 _WAYS = ("exact draws", "float32 noise")
 #: Where both ways belong, for the report to find them.
 _FOLDER = f"results/repro/{GUMBEL}"
-_ENTROPY: Grid[int] = {
-    name: {
-        int(n): Estimate(float(figure), 0.0)
-        for n, figure in zip(paper.OWT_ENTROPY.columns, figures, strict=True)
-    }
-    for name, figures in paper.OWT_ENTROPY.rows.items()
-}
+_ENTROPY = by_steps(paper.OWT_ENTROPY)
 
 
 def drawn_by_gumbel(study: Study) -> Section | None:
@@ -117,7 +108,8 @@ def _perplexities(drawn: Drawn, judge: str) -> str:
     cells = [one.written(judge) for one in drawn]
     steps = all_steps(cells[1])
     rows = [
-        [f"texts, {way}", *_texts(one, judge, steps)] for way, one in zip(_WAYS, drawn, strict=True)
+        [f"texts, {way}", *numbers_of_texts(one, judge, steps)]
+        for way, one in zip(_WAYS, drawn, strict=True)
     ]
     for name in cells[1]:
         exact, gumbel = (one.get(name, {}) for one in cells)
@@ -158,21 +150,9 @@ def _both(
     ]
 
 
-def _texts(one: Study, judge: str, steps: Sequence[int]) -> list[str]:
-    counts = {r.steps: r.n for r in one.of("gen_ppl", judge=judge)}
-    return [f"{counts[n]:,}" if n in counts else "" for n in steps]
-
-
 def _plot(drawn: Drawn, file: Path) -> None:
     """Mixed noise beside masked noise, in both ways to draw and in the paper."""
-    names = [*_WAYS, "the paper, GPT-2 Large"]
-    colours = series_colours(names)
-
-    def panel(judge: str) -> Callable[[Axes], None]:
-        cells: list[Grid[int]] = [*(one.written(judge) for one in drawn), PAPER]
-        lines = [against_masked(one).get(MIXED, []) for one in cells]
-        drawn_lines: Lines = {name: line for name, line in zip(names, lines, strict=True) if line}
-        title = f"perplexity of {MIXED} / {MASKED}'s ({judge})"
-        return lambda axes: draw_by_steps(axes, drawn_lines, colours, title, None)
-
-    save_panels(file, [panel(judge) for judge in drawn.gumbel.judges], small=True)
+    plot_mixed(file, {
+        judge: {way: one.written(judge) for way, one in zip(_WAYS, drawn, strict=True)}
+        for judge in drawn.gumbel.judges
+    })  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,12 @@ def entropies(cells: Grid[int], real: Estimate | None, one: str, other: str, ste
         return "Their entropy was not measured."
     text = "" if real is None else f" (real text: {real.value:.3f})"
     return f"Entropy: {pair[0].shown(3)} against {pair[1].shown(3)}{text}."
+
+
+def numbers_of_texts(study: Study, judge: str, steps: Iterable[int]) -> list[str]:
+    """For a line of a table: how many a judge has read, of each number of steps."""
+    counts = {r.steps: r.n for r in study.of("gen_ppl", judge=judge)}
+    return [f"{counts[n]:,}" if n in counts else "" for n in steps]
 
 
 def all_steps(cells: Grid[int]) -> list[int]:
