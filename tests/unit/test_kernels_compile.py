@@ -49,13 +49,13 @@ WHOLE = dict(C=192, PER_GROUP=6, TILE=64, DOWN=16, WIDE=8)
 SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
 for kernel, types, constants in [
     (fused._stats_kernel, HEAD, dict(width=50304, TILES=256, HAS_SUM=True, NEED_SPREAD=True,
-                                     BLOCK=1024)),
+                                     BLOCK=512)),
     (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
     (fused_draw._draw_kernel, HEAD | dict(source="*fp32"),
      dict(WIDTH=50304, TILES=256, TOKENS=256, FEATURES=32, STORED=True)),
     (fused_draw._draw_kernel, HEAD | dict(bar="*fp32"),
      dict(WIDTH=768, TILES=1024, TOKENS=64, FEATURES=32, STORED=False)),
-    (fused_sums._sums_kernel, HEAD, dict(TOKENS=256, TILES=8)),
+    (fused_sums._finish_kernel, HEAD, dict(TOKENS=256, TILES=8)),
     (fused_product._product_kernel, HEAD | TILES,
      dict(WIDTH=768, STORED=True, COUNTED=False, ROWS=128, TOKENS=256, PARTS=1, FEATURES=64)),
     (fused_product._product_kernel, HEAD | TILES,

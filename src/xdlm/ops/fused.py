@@ -1,7 +1,7 @@
 """Statistics of a block of logits, and their gradient, in Triton kernels.
 
-The product with the head's weights goes to a bounded workspace in float32, and with it what each tile of
-the vocabulary adds up to (`fused_product`). One kernel puts those sums together, reads a row of logits
+Logits go to a bounded workspace in float32, and with them what each tile of the vocabulary adds up to
+(`fused_product`). One kernel puts those sums together, reads a row of logits
 where it needs S, and writes the statistics; another reads it once more and writes the gradient. Both are
 `BlockMath`, with `chunked.TorchBlock` as their slow twin.
 """
@@ -18,14 +18,15 @@ from torch import Tensor
 from xdlm.ops.blocks import Found, Head
 from xdlm.ops.device import given_or
 from xdlm.ops.fused_product import Sums, can_multiply, product_with_sums
-from xdlm.ops.fused_sums import sums_of
+from xdlm.ops.fused_sums import finish_logits
 from xdlm.ops.padding import padded_rows
 from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
 
-_BLOCK = 1024
-#: A reader needs many programs on a multiprocessor, to have as many loads on their way.
-_STATS_WARPS, _GRADIENT_WARPS = 4, 8
+#: Tokens that a program loads at a time (for statistics, four times as many) and its warps: a reader needs
+#: many programs on a multiprocessor, to have as many loads on their way.
+_STATS_BLOCK, _STATS_WARPS = 512, 4
+_GRADIENT_BLOCK, _GRADIENT_WARPS = 1024, 8
 
 
 class TritonBlock:
@@ -53,21 +54,17 @@ class TritonBlock:
             bias[token : token + 1].fill_(-torch.inf)  # unlike an assignment, this does not wait
         return head._replace(weight=weight, bias=bias)
 
-    def logits(self, hidden: Tensor, head: Head) -> Tensor:
-        """[rows, padded V] without the bias, which the kernels add as they read. Holds until the next
-        call, which uses the same memory."""
-        out = self._room(hidden, head)
-        if hidden.dtype == out.dtype:
-            return torch.mm(hidden, head.weight.T, out=out)
-        return torch.mm(hidden, head.weight.T, out_dtype=out.dtype, out=out)
-
     def summed_logits(self, hidden: Tensor, head: Head) -> tuple[Tensor, Sums]:
-        """The same with its sums."""
-        if not can_multiply(hidden, head.weight):
-            logits = self.logits(hidden, head)
-            return logits, sums_of(logits, head)
+        """[rows, padded V] in units of log 2 (so that e^logit = 2^this), -inf where there is no ordinary
+        token, and what their tiles add up to. Holds until the next call, which uses the same memory."""
         out = self._room(hidden, head)
-        return out, product_with_sums(hidden, head, out)
+        if can_multiply(hidden, head.weight):
+            return out, product_with_sums(hidden, head, out)
+        if hidden.dtype == out.dtype:
+            torch.mm(hidden, head.weight.T, out=out)
+        else:
+            torch.mm(hidden, head.weight.T, out_dtype=out.dtype, out=out)
+        return out, finish_logits(out, head)
 
     def _room(self, hidden: Tensor, head: Head) -> Tensor:
         rows, dtype = len(hidden), work_dtype(hidden.dtype)
@@ -80,10 +77,10 @@ class TritonBlock:
         logits, sums = self.summed_logits(rows.hidden[part], head)
         tiles = sums.top.shape[1]
         _stats_kernel[(len(logits),)](
-            logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), *sums, *out.stats,
+            logits, rows.x, rows.z, given_or(rows.log_c, rows.x), *sums, *out.stats,
             given_or(out.spread, logits), part.start, logits.stride(0), tiles, width=logits.shape[1],
             TILES=triton.next_power_of_2(tiles), HAS_SUM=rows.log_c is not None,
-            NEED_SPREAD=out.spread is not None, BLOCK=_BLOCK, num_warps=_STATS_WARPS,
+            NEED_SPREAD=out.spread is not None, BLOCK=_STATS_BLOCK, num_warps=_STATS_WARPS,
         )  # fmt: skip
         return logits
 
@@ -92,21 +89,16 @@ class TritonBlock:
     ) -> Tensor:
         d_logits = torch.empty_like(state, dtype=rows.hidden.dtype)
         _gradient_kernel[(len(state),)](
-            state, d_logits, head.bias, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
+            state, d_logits, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
             found.spread, *d, part.start, state.stride(0), width=state.shape[1],
-            HAS_SUM=rows.log_c is not None, BLOCK=_BLOCK, num_warps=_GRADIENT_WARPS,
+            HAS_SUM=rows.log_c is not None, BLOCK=_GRADIENT_BLOCK, num_warps=_GRADIENT_WARPS,
         )  # fmt: skip
         return d_logits
 
 
 @triton.jit
-def load_logits(row_ptr, bias_ptr, token, width: tl.constexpr):
-    """Logits at some tokens of a row, the bias added, in units of log 2 (so that e^logit = 2^this);
-    -inf where there is no ordinary token."""
-    inside = token < width
-    value = tl.load(row_ptr + token, mask=inside, other=0.0)
-    bias = tl.load(bias_ptr + token, mask=inside, other=-float("inf"))
-    return tl.fma(value, 1.4426950408889634, bias)
+def load_logits(row_ptr, token, width: tl.constexpr):
+    return tl.load(row_ptr + token, mask=token < width, other=-float("inf"))
 
 
 @triton.jit
@@ -139,9 +131,20 @@ def total_of(top_ptr, mass_ptr, row, tiles, TILES: tl.constexpr):
     return highest, tl.sum(mass * tl.exp2(top - highest), 0)
 
 
+@triton.jit
+def _pair(row_ptr, token, highest, c, width: tl.constexpr, BLOCK: tl.constexpr):
+    """With u, v = c p of two tokens a block apart: `both = (1 + u)(1 + v) - 1`, so that one logarithm does
+    for two, and `both + u v`, since u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
+    u = c * tl.exp2(load_logits(row_ptr, token, width) - highest)
+    v = c * tl.exp2(load_logits(row_ptr, token + BLOCK, width) - highest)
+    product = u * v
+    both = u + v + product
+    return both, both + product
+
+
 @triton.jit(do_not_specialize=["first"])
 def _stats_kernel(
-    logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr, top_ptr, mass_ptr,
+    logits_ptr, x_ptr, z_ptr, log_c_ptr, top_ptr, mass_ptr,
     lse_ptr, logit_x_ptr, logit_z_ptr, total_ptr, spread_ptr,
     first, stride, tiles, width: tl.constexpr, TILES: tl.constexpr, HAS_SUM: tl.constexpr,
     NEED_SPREAD: tl.constexpr, BLOCK: tl.constexpr,
@@ -154,28 +157,33 @@ def _stats_kernel(
     log2 = 0.6931471805599453
     lse = highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64))
     tl.store(lse_ptr + row, lse)
-    at_x = load_logits(row_ptr, bias_ptr, tl.load(x_ptr + row), width)
-    at_z = load_logits(row_ptr, bias_ptr, tl.load(z_ptr + row), width)
+    at_x = load_logits(row_ptr, tl.load(x_ptr + row), width)
+    at_z = load_logits(row_ptr, tl.load(z_ptr + row), width)
     tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
     tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
     if HAS_SUM:
         lanes = tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float32)
         spread = tl.zeros((BLOCK,), tl.float32)
-        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32)) / mass
-        # Backwards, since what was written last is still in the cache. And two tokens at a time:
-        # (1 + u)(1 + v) - 1 = both, so that one logarithm and one division do for two.
-        last = (width - 1) // (2 * BLOCK) * (2 * BLOCK)
-        for offset in range(0, width, 2 * BLOCK):
-            start = last - offset
-            one = load_logits(row_ptr, bias_ptr, start + lanes, width)
-            other = load_logits(row_ptr, bias_ptr, start + BLOCK + lanes, width)
-            u, v = c * tl.exp2(one - highest), c * tl.exp2(other - highest)
-            product = u * v
-            both = u + v + product
-            total += log1p(both)
-            if NEED_SPREAD:
-                spread += (both + product) / (1 + both)
+        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
+        # The product of four (1 + u) is at most (1 + c/4)^4, since probabilities add up to 1.
+        in_range = c < 1e10
+        c /= mass
+        # Backwards, since what was written last is still in the cache.
+        last = (width - 1) // (4 * BLOCK) * (4 * BLOCK)
+        for offset in range(0, width, 4 * BLOCK):
+            token = last - offset + lanes
+            a, more_a = _pair(row_ptr, token, highest, c, width, BLOCK)
+            b, more_b = _pair(row_ptr, token + 2 * BLOCK, highest, c, width, BLOCK)
+            if in_range:
+                four = a + b + a * b
+                total += log1p(four)
+                if NEED_SPREAD:
+                    spread += (more_a * (1 + b) + more_b * (1 + a)) / (1 + four)
+            else:
+                total += log1p(a) + log1p(b)
+                if NEED_SPREAD:
+                    spread += more_a / (1 + a) + more_b / (1 + b)
         tl.store(total_ptr + row, tl.sum(total, 0))
         if NEED_SPREAD:
             tl.store(spread_ptr + row, tl.sum(spread, 0))
@@ -183,7 +191,7 @@ def _stats_kernel(
 
 @triton.jit(do_not_specialize=["first"])
 def _gradient_kernel(
-    logits_ptr, d_logits_ptr, bias_ptr, x_ptr, z_ptr, log_c_ptr,
+    logits_ptr, d_logits_ptr, x_ptr, z_ptr, log_c_ptr,
     lse_ptr, spread_ptr, d_lse_ptr, d_x_ptr, d_z_ptr, d_total_ptr,
     first, stride, width: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -206,7 +214,7 @@ def _gradient_kernel(
     low = (lse - high.to(tl.float64)).to(tl.float32)
     for start in range(0, width, BLOCK):
         token = start + lanes
-        value = load_logits(logits_ptr + here, bias_ptr, token, width)
+        value = load_logits(logits_ptr + here, token, width)
         p = tl.exp2((value - high) - low)
         d = p * on_probs
         if HAS_SUM:

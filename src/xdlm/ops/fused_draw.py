@@ -113,18 +113,19 @@ def _logits(
     """Of some tokens in units of log 2, read or computed; -inf where there is no ordinary token."""
     inside = token < n_tokens
     if STORED:
-        value = tl.load(row_ptr + token, mask=inside, other=0.0)
+        value = tl.load(row_ptr + token, mask=inside, other=-float("inf"))
     else:
-        value = tl.zeros(token.shape, tl.float32)
+        product = tl.zeros(token.shape, tl.float32)
         for start in range(0, WIDTH, FEATURES):
             feature = start + tl.arange(0, FEATURES)
             there = feature < WIDTH
             state = tl.load(row_ptr + feature, mask=there, other=0.0).to(tl.float32)
             place = weight_ptr + token[:, None] * weight_stride + feature[None]
             weight = tl.load(place, mask=inside[:, None] & there[None], other=0.0).to(tl.float32)
-            value += tl.sum(weight * state[None], 1)
-    bias = tl.load(bias_ptr + token, mask=inside, other=-float("inf"))
-    return tl.fma(value, 1.4426950408889634, bias)
+            product += tl.sum(weight * state[None], 1)
+        bias = tl.load(bias_ptr + token, mask=inside, other=-float("inf"))
+        value = tl.fma(product, 1.4426950408889634, bias)
+    return value
 
 
 @triton.jit

@@ -68,8 +68,8 @@ def _has_room(device: torch.device) -> bool:
 def product_with_sums(
     hidden: Tensor, head: Head, out: Tensor | None, count: Tensor | None = None
 ) -> Sums:
-    """What `hidden @ weight.T` adds up to with the bias, and itself without into `out` [R, padded V];
-    `head` is prepared. With a `count` on the GPU, of so many rows; of others the sums are anything."""
+    """Logits in units of log 2 into `out` [R, padded V], and what they add up to; `head` is prepared.
+    With a `count` on the GPU, of so many rows; of others the sums are anything."""
     rows, width = hidden.shape
     down, across = triton.cdiv(rows, _ROWS), triton.cdiv(len(head.weight), TILE)
     parts = 1 if out is not None else TILE // PART
@@ -104,14 +104,14 @@ def _product_kernel(
             left = hidden.load([start, done])
             right = weight.load([column * TOKENS, done])
             total = tl.dot(left, right.T, total, input_precision="ieee")
-        if STORED:
-            halves = tl.permute(tl.reshape(total, (ROWS, 2, TOKENS // 2)), (0, 2, 1))
-            lower, upper = tl.split(halves)
-            out.store([start, column * TOKENS], lower)
-            out.store([start, column * TOKENS + TOKENS // 2], upper)
         token = column * TOKENS + tl.arange(0, TOKENS)
         bias = tl.load(bias_ptr + token, mask=token < n_tokens, other=-float("inf"))
         value = tl.fma(total, 1.4426950408889634, tl.broadcast_to(bias[None], (ROWS, TOKENS)))
+        if STORED:
+            halves = tl.permute(tl.reshape(value, (ROWS, 2, TOKENS // 2)), (0, 2, 1))
+            lower, upper = tl.split(halves)
+            out.store([start, column * TOKENS], lower)
+            out.store([start, column * TOKENS + TOKENS // 2], upper)
         top, mass = tile_sums(tl.reshape(value, (ROWS * PARTS, TOKENS // PARTS)))
         part = tl.arange(0, ROWS * PARTS)
         row = start + part // PARTS
