@@ -50,7 +50,7 @@ SIZES = dict(W=768, BLOCK=1024, HAS_BRANCH=True, HAS_BIAS=True, DROPOUT=True)
 for kernel, types, constants in [
     (fused._stats_kernel, HEAD, dict(width=50304, TILES=256, HAS_SUM=True, NEED_SPREAD=True,
                                      BLOCK=512)),
-    (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, BLOCK=1024)),
+    (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, FOR_BIAS=True, ROWS=32, BLOCK=2048)),
     (fused_draw._draw_kernel, HEAD | dict(source="*fp32"),
      dict(WIDTH=50304, TILES=256, TOKENS=256, FEATURES=32, STORED=True)),
     (fused_draw._draw_kernel, HEAD | dict(bar="*fp32"),

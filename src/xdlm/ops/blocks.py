@@ -32,16 +32,21 @@ class BlockMath(Protocol):
 
     def prepare(self, head: Head) -> Head: ...
 
-    def logits(self, hidden: Tensor, head: Head) -> Tensor: ...
-
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
         """Writes what it finds into its place; gives what is left of the logits."""
         ...
 
     def gradient(
-        self, rows: HeadRows, part: slice, head: Head, state: Tensor, found: Found, d: RowStats
-    ) -> Tensor:
-        """d_logits, in the dtype of the head's inputs, from what `stats` gave and wrote."""
+        self,
+        rows: HeadRows,
+        part: slice,
+        state: Tensor,
+        found: Found,
+        d: RowStats,
+        *,
+        for_bias: bool,
+    ) -> LogitGradient:
+        """From what `stats` gave and wrote."""
         ...
 
 
@@ -53,6 +58,13 @@ class Head(NamedTuple):
     bias: Tensor | None
     special: tuple[int, ...]
     size: int
+
+
+class LogitGradient(NamedTuple):
+    """Of a block [rows, V], in the dtype of the head's inputs; and, if asked for, the sum over its rows."""
+
+    d_logits: Tensor
+    d_bias: Tensor | None
 
 
 class Found(NamedTuple):
@@ -119,14 +131,18 @@ class _HeadGradient:
             else None
         )
 
-    def add(self, rows: slice, d_logits: Tensor) -> None:
-        """`d_logits` [rows, V], in the dtype of the head's inputs."""
+    @property
+    def for_bias(self) -> bool:
+        return self.bias is not None
+
+    def add(self, rows: slice, block: LogitGradient) -> None:
+        d_logits, d_bias = block
         if self.hidden is not None:
             torch.mm(d_logits, self.head.weight, out=self.hidden[rows])
         if self.weight is not None:
             self.weight = add_product(self.weight, d_logits.T, self.source[rows])
-        if self.bias is not None:
-            self.bias += d_logits.sum(0, dtype=self.bias.dtype)
+        if self.bias is not None and d_bias is not None:
+            self.bias += d_bias
 
     def scaled(self, factor: Tensor) -> tuple[Tensor | None, ...]:
         """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes."""
@@ -176,7 +192,9 @@ class _RowStats(torch.autograd.Function):
         d = RowStats(*(grad.double().contiguous() for grad in upstream))
         for part in _blocks(rows, math, for_gradient=True):
             state = math.stats(rows, part, head, found)
-            gradient.add(part, math.gradient(rows, part, head, state, found, d))
+            gradient.add(
+                part, math.gradient(rows, part, state, found, d, for_bias=gradient.for_bias)
+            )
         one = torch.ones((), device=rows.hidden.device)
         return (*gradient.scaled(one), None, None, None, None, None)
 
@@ -197,7 +215,8 @@ class _RowLoss(torch.autograd.Function):
             state = math.stats(rows, part, head, found)
             if gradient is not None:
                 loss(found.stats, part, out)
-                gradient.add(part, math.gradient(rows, part, head, state, found, out.d))
+                d_block = math.gradient(rows, part, state, found, out.d, for_bias=gradient.for_bias)
+                gradient.add(part, d_block)
         if gradient is None:
             loss(found.stats, slice(0, len(rows.hidden)), out)
         ctx.gradient = gradient

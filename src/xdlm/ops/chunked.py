@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xdlm.ops.blocks import Found, Head
+from xdlm.ops.blocks import Found, Head, LogitGradient
 from xdlm.ops.rows import head_logits
 from xdlm.structs import HeadRows, RowStats
 
@@ -18,12 +18,9 @@ class TorchBlock:
     def prepare(self, head: Head) -> Head:
         return head
 
-    def logits(self, hidden: Tensor, head: Head) -> Tensor:
-        return head_logits(hidden, head.weight, head.bias, head.special)
-
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
         """Leaves the probabilities in place of the logits."""
-        logits = self.logits(rows.hidden[part], head)
+        logits = head_logits(rows.hidden[part], head.weight, head.bias, head.special)
         out.stats.logit_x[part] = logits.gather(1, rows.x[part, None])[:, 0].double()
         out.stats.logit_z[part] = logits.gather(1, rows.z[part, None])[:, 0].double()
         top = logits.amax(-1, keepdim=True)
@@ -39,8 +36,15 @@ class TorchBlock:
         return probs
 
     def gradient(
-        self, rows: HeadRows, part: slice, head: Head, state: Tensor, found: Found, d: RowStats
-    ) -> Tensor:
+        self,
+        rows: HeadRows,
+        part: slice,
+        state: Tensor,
+        found: Found,
+        d: RowStats,
+        *,
+        for_bias: bool,
+    ) -> LogitGradient:
         probs = state
         d_lse, d_x, d_z, d_total = (field[part, None].to(probs.dtype) for field in d)
         if rows.log_c is None or found.spread is None:
@@ -54,7 +58,8 @@ class TorchBlock:
         # A special token's logit is the constant -inf: nothing flows back into it.
         ordinary = found.stats.logit_z[part, None].isfinite()
         d_logits.scatter_add_(1, rows.z[part, None], torch.where(ordinary, d_z, 0.0))
-        return d_logits.to(rows.hidden.dtype)
+        d_bias = d_logits.sum(0) if for_bias else None
+        return LogitGradient(d_logits.to(rows.hidden.dtype), d_bias)
 
 
 def _c(log_c: Tensor, like: Tensor) -> Tensor:

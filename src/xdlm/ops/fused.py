@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from xdlm.ops.blocks import Found, Head
+from xdlm.ops.blocks import Found, Head, LogitGradient
 from xdlm.ops.device import given_or
 from xdlm.ops.fused_product import Sums, can_multiply, product_with_sums
 from xdlm.ops.fused_sums import finish_logits
@@ -23,10 +23,10 @@ from xdlm.ops.padding import padded_rows
 from xdlm.ops.rows import work_dtype
 from xdlm.structs import HeadRows, RowStats
 
-#: Tokens that a program loads at a time (for statistics, four times as many) and its warps: a reader needs
-#: many programs on a multiprocessor, to have as many loads on their way.
+#: A reader needs many programs on a multiprocessor, to have as many loads on their way. For statistics each
+#: goes through a row, four blocks of tokens at a time; for gradients through a block of tokens, row by row.
 _STATS_BLOCK, _STATS_WARPS = 512, 4
-_GRADIENT_BLOCK, _GRADIENT_WARPS = 1024, 8
+_GRADIENT_BLOCK, _GRADIENT_ROWS, _GRADIENT_WARPS = 2048, 32, 4
 
 
 class TritonBlock:
@@ -85,15 +85,26 @@ class TritonBlock:
         return logits
 
     def gradient(
-        self, rows: HeadRows, part: slice, head: Head, state: Tensor, found: Found, d: RowStats
-    ) -> Tensor:
+        self,
+        rows: HeadRows,
+        part: slice,
+        state: Tensor,
+        found: Found,
+        d: RowStats,
+        *,
+        for_bias: bool,
+    ) -> LogitGradient:
+        n_rows, width = state.shape
         d_logits = torch.empty_like(state, dtype=rows.hidden.dtype)
-        _gradient_kernel[(len(state),)](
-            state, d_logits, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
-            found.spread, *d, part.start, state.stride(0), width=state.shape[1],
-            HAS_SUM=rows.log_c is not None, BLOCK=_GRADIENT_BLOCK, num_warps=_GRADIENT_WARPS,
+        down, across = triton.cdiv(n_rows, _GRADIENT_ROWS), triton.cdiv(width, _GRADIENT_BLOCK)
+        sums = state.new_empty(down if for_bias else 0, width)
+        _gradient_kernel[(across, down)](
+            state, d_logits, sums, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
+            found.spread, *d, part.start, n_rows, state.stride(0), width=width,
+            HAS_SUM=rows.log_c is not None, FOR_BIAS=for_bias, ROWS=_GRADIENT_ROWS,
+            BLOCK=_GRADIENT_BLOCK, num_warps=_GRADIENT_WARPS,
         )  # fmt: skip
-        return d_logits
+        return LogitGradient(d_logits, sums.sum(0) if for_bias else None)
 
 
 @triton.jit
@@ -189,40 +200,57 @@ def _stats_kernel(
             tl.store(spread_ptr + row, tl.sum(spread, 0))
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "rows"])
 def _gradient_kernel(
-    logits_ptr, d_logits_ptr, x_ptr, z_ptr, log_c_ptr,
+    logits_ptr, d_logits_ptr, sums_ptr, x_ptr, z_ptr, log_c_ptr,
     lse_ptr, spread_ptr, d_lse_ptr, d_x_ptr, d_z_ptr, d_total_ptr,
-    first, stride, width: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK: tl.constexpr,
+    first, rows, stride, width: tl.constexpr, HAS_SUM: tl.constexpr, FOR_BIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`p (d_lse - d_S spread) + d_S u/(1 + u)`, plus d_x at x and d_z at z, of one row."""
-    here = tl.program_id(0).to(tl.int64) * stride
-    row = first + tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK)
-    x, z = tl.load(x_ptr + row), tl.load(z_ptr + row)
-    d_x, d_z = tl.load(d_x_ptr + row).to(tl.float32), tl.load(d_z_ptr + row).to(tl.float32)
-    on_probs = tl.load(d_lse_ptr + row).to(tl.float32)
-    d_total = 0.0
-    c = 0.0
-    if HAS_SUM:
-        d_total = tl.load(d_total_ptr + row).to(tl.float32)
-        on_probs -= d_total * tl.load(spread_ptr + row)
-        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
-    # Subtract in two parts, so that a float32 logit loses nothing to the size of lse.
-    lse = tl.load(lse_ptr + row) * 1.4426950408889634
-    high = lse.to(tl.float32)
-    low = (lse - high.to(tl.float64)).to(tl.float32)
-    for start in range(0, width, BLOCK):
-        token = start + lanes
-        value = load_logits(logits_ptr + here, token, width)
-        p = tl.exp2((value - high) - low)
-        d = p * on_probs
+    """`p (d_lse - d_S spread) + d_S u/(1 + u)`, plus d_x at x and d_z at z, for a block of tokens of some
+    rows; and the sum over these rows."""
+    start, tile = tl.program_id(0) * BLOCK, tl.program_id(1)
+    HALF: tl.constexpr = BLOCK // 2
+    token = start + tl.arange(0, HALF)
+    sum_a = tl.zeros((HALF,), tl.float32)
+    sum_b = tl.zeros((HALF,), tl.float32)
+    for here in range(tile * ROWS, tl.minimum(tile * ROWS + ROWS, rows)):
+        row, place = first + here, tl.cast(here, tl.int64) * stride
+        x, z = tl.load(x_ptr + row).to(tl.int32), tl.load(z_ptr + row).to(tl.int32)
+        on_probs = tl.load(d_lse_ptr + row).to(tl.float32)
         if HAS_SUM:
-            u = c * p
-            d += d_total * (u / (1 + u))
-        d += tl.where(token == x, d_x, 0.0)
-        # A special token's logit is the constant -inf: nothing flows back into it.
-        d += tl.where((token == z) & (value > -float("inf")), d_z, 0.0)
-        tl.store(
-            d_logits_ptr + here + token, d.to(d_logits_ptr.dtype.element_ty), mask=token < width
-        )
+            d_total = tl.load(d_total_ptr + row).to(tl.float32)
+            on_probs -= d_total * tl.load(spread_ptr + row)
+            c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
+        # Subtract in two parts, so that a float32 logit loses nothing to the size of lse.
+        lse = tl.load(lse_ptr + row) * 1.4426950408889634
+        high = lse.to(tl.float32)
+        low = (lse - high.to(tl.float64)).to(tl.float32)
+        value_a = load_logits(logits_ptr + place, token, width)
+        value_b = load_logits(logits_ptr + place, token + HALF, width)
+        p_a, p_b = tl.exp2((value_a - high) - low), tl.exp2((value_b - high) - low)
+        a, b = p_a * on_probs, p_b * on_probs
+        if HAS_SUM:
+            # One division for two: their denominators' product is at most (1 + c/2)^2.
+            below_a, below_b = 1 + c * p_a, 1 + c * p_b
+            share = (d_total * c) / (below_a * below_b)
+            a += p_a * (share * below_b)
+            b += p_b * (share * below_a)
+        if (x >= start) & (x < start + BLOCK):
+            d_x = tl.load(d_x_ptr + row).to(tl.float32)
+            a += tl.where(token == x, d_x, 0.0)
+            b += tl.where(token + HALF == x, d_x, 0.0)
+        if (z >= start) & (z < start + BLOCK):
+            # A special token's logit is the constant -inf: nothing flows back into it.
+            d_z = tl.load(d_z_ptr + row).to(tl.float32)
+            a += tl.where((token == z) & (value_a > -float("inf")), d_z, 0.0)
+            b += tl.where((token + HALF == z) & (value_b > -float("inf")), d_z, 0.0)
+        out_ptr = d_logits_ptr + place + token
+        tl.store(out_ptr, a.to(d_logits_ptr.dtype.element_ty), mask=token < width)
+        tl.store(out_ptr + HALF, b.to(d_logits_ptr.dtype.element_ty), mask=token + HALF < width)
+        sum_a += a
+        sum_b += b
+    if FOR_BIAS:
+        sums_ptr += tl.cast(tile, tl.int64) * width + token
+        tl.store(sums_ptr, sum_a, mask=token < width)
+        tl.store(sums_ptr + HALF, sum_b, mask=token + HALF < width)

@@ -32,7 +32,10 @@ class PickedRows:
             rows = self._mask.nonzero()[:, 0]
             return rows, len(rows)
         self._done.synchronize()
-        return padded_order(self._mask, int(self._count), _MULTIPLE)
+        count = int(self._count)
+        if count == len(self._mask):
+            return torch.arange(count, device=self._mask.device), count
+        return padded_order(self._mask, count, _MULTIPLE)
 
 
 class TakenRows(NamedTuple):

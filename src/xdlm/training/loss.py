@@ -89,9 +89,11 @@ class DiffusionLoss:
         hidden = run_trunk(denoiser, z, t, label).flatten(0, 1)
         rows, n_picked = pending.order()
         at_rows = coefs.index(rows // x.shape[1])
-        x, z = x.flatten()[rows], z.flatten()[rows]
-        scale = (high - low) * scale.flatten()[rows]
-        hidden = hidden if n_picked == len(hidden) else take_rows(hidden, rows)
+        x, z, weight, scale = (v.flatten() for v in (x, z, weight, scale))
+        if n_picked < len(hidden):
+            hidden = take_rows(hidden, rows)
+            x, z, weight, scale = (v[rows] for v in (x, z, weight, scale))
+        scale = (high - low) * scale
         log_c = row_log_c(self.process, at_rows, x)
         if self.impl == "eager" or not denoiser.linear_head:
             stats = head_stats(
@@ -101,7 +103,7 @@ class DiffusionLoss:
         else:
             head = (denoiser.head_weight, denoiser.head_bias)
             head_rows = HeadRows(hidden, *head, x, z, log_c)
-            sums = self._in_one_sweep(at_rows, head_rows, weight.flatten()[rows], scale)
+            sums = self._in_one_sweep(at_rows, head_rows, weight, scale)
         return sums._replace(rows=n_picked)
 
     def _in_one_sweep(
