@@ -143,11 +143,22 @@ def total_of(top_ptr, mass_ptr, row, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def _pair(row_ptr, token, highest, c, width: tl.constexpr, BLOCK: tl.constexpr):
-    """With u, v = c p of two tokens a block apart: `both = (1 + u)(1 + v) - 1`, so that one logarithm does
-    for two, and `both + u v`, since u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
-    u = c * tl.exp2(load_logits(row_ptr, token, width) - highest)
-    v = c * tl.exp2(load_logits(row_ptr, token + BLOCK, width) - highest)
+def _four_blocks(row_ptr, token, width: tl.constexpr, BLOCK: tl.constexpr):
+    """Logits at these tokens, and one, two and three blocks behind them; nothing before the first token."""
+    begun = token >= 0
+    return (
+        tl.load(row_ptr + token, mask=begun & (token < width), other=-float("inf")),
+        tl.load(row_ptr + token + BLOCK, mask=begun & (token + BLOCK < width), other=-float("inf")),
+        tl.load(row_ptr + token + 2 * BLOCK, mask=begun & (token + 2 * BLOCK < width), other=-float("inf")),
+        tl.load(row_ptr + token + 3 * BLOCK, mask=begun & (token + 3 * BLOCK < width), other=-float("inf")),
+    )  # fmt: skip
+
+
+@triton.jit
+def _pair(one, other, highest, c):
+    """With u, v = c p of two tokens: `both = (1 + u)(1 + v) - 1`, so that one logarithm does for two, and
+    `both + u v`, since u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
+    u, v = c * tl.exp2(one - highest), c * tl.exp2(other - highest)
     product = u * v
     both = u + v + product
     return both, both + product
@@ -164,40 +175,45 @@ def _stats_kernel(
     `first + i` of all is row i of the block."""
     here = tl.program_id(0).to(tl.int64)
     row_ptr, row = logits_ptr + here * stride, first + here
-    highest, mass = total_of(top_ptr, mass_ptr, here, tiles, TILES)
-    log2 = 0.6931471805599453
-    lse = highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64))
-    tl.store(lse_ptr + row, lse)
-    at_x = load_logits(row_ptr, tl.load(x_ptr + row), width)
-    at_z = load_logits(row_ptr, tl.load(z_ptr + row), width)
-    tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
-    tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
+    STEP: tl.constexpr = 4 * BLOCK
     if HAS_SUM:
+        # Backwards, since what was written last is still in the cache; and each step's logits are loaded
+        # during the one before, the first during all that must be known for it.
         lanes = tl.arange(0, BLOCK)
+        last = (width - 1) // STEP * STEP
+        one, two, three, four = _four_blocks(row_ptr, last + lanes, width, BLOCK)
+    x, z = tl.load(x_ptr + row), tl.load(z_ptr + row)
+    highest, mass = total_of(top_ptr, mass_ptr, here, tiles, TILES)
+    at_x, at_z = load_logits(row_ptr, x, width), load_logits(row_ptr, z, width)
+    if HAS_SUM:
         total = tl.zeros((BLOCK,), tl.float32)
         spread = tl.zeros((BLOCK,), tl.float32)
         c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
         # The product of four (1 + u) is at most (1 + c/4)^4, since probabilities add up to 1.
         in_range = c < 1e10
         c /= mass
-        # Backwards, since what was written last is still in the cache.
-        last = (width - 1) // (4 * BLOCK) * (4 * BLOCK)
-        for offset in range(0, width, 4 * BLOCK):
-            token = last - offset + lanes
-            a, more_a = _pair(row_ptr, token, highest, c, width, BLOCK)
-            b, more_b = _pair(row_ptr, token + 2 * BLOCK, highest, c, width, BLOCK)
+        for offset in range(0, width, STEP):
+            token = last - offset - STEP + lanes
+            next_one, next_two, next_three, next_four = _four_blocks(row_ptr, token, width, BLOCK)
+            a, more_a = _pair(one, two, highest, c)
+            b, more_b = _pair(three, four, highest, c)
             if in_range:
-                four = a + b + a * b
-                total += log1p(four)
+                both = a + b + a * b
+                total += log1p(both)
                 if NEED_SPREAD:
-                    spread += (more_a * (1 + b) + more_b * (1 + a)) / (1 + four)
+                    spread += (more_a * (1 + b) + more_b * (1 + a)) / (1 + both)
             else:
                 total += log1p(a) + log1p(b)
                 if NEED_SPREAD:
                     spread += more_a / (1 + a) + more_b / (1 + b)
+            one, two, three, four = next_one, next_two, next_three, next_four
         tl.store(total_ptr + row, tl.sum(total, 0))
         if NEED_SPREAD:
             tl.store(spread_ptr + row, tl.sum(spread, 0))
+    log2 = 0.6931471805599453
+    tl.store(lse_ptr + row, highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64)))
+    tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
+    tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
 
 
 @triton.jit(do_not_specialize=["first", "rows"])
