@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,9 +22,9 @@ pytestmark = [
 CONFIG = DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.2, time_conditioning=True)
 
 
-def awake() -> DiT:
+def awake(config: DiTConfig = CONFIG) -> DiT:
     torch.manual_seed(0)
-    model = DiT(CONFIG, 31)
+    model = DiT(config, 31)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -50,13 +52,16 @@ def test_hidden_states_follow_inputs_and_weights() -> None:
             torch.testing.assert_close(run_trunk(moved, *short), moved.trunk(*short))
 
 
-def test_training_is_the_same_with_and_without() -> None:
-    """Losses and gradients step by step, dropout included, also over accumulated micro-batches."""
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_training_is_the_same_with_and_without(time_conditioning: bool) -> None:
+    """Losses and gradients step by step, dropout included, also over accumulated micro-batches; without
+    times, the last block is finished for the rows of the head alone."""
+    config = replace(CONFIG, time_conditioning=time_conditioning)
     process = Mixed(Vocab(31, 30), k=0.1)
     loss = DiffusionLoss(process, kept_rows=0.1)
     seen: dict[bool, list[torch.Tensor]] = {}
     for replayable in (False, True):
-        model = awake().train()
+        model = awake(config).train()
         model.replayable = replayable
         seen[replayable] = []
         for step in range(5):

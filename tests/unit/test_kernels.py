@@ -112,6 +112,17 @@ with torch.no_grad():
     drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden, -u.sign(), torch.arange(24))
 assert not drawn.any()
 torch.use_deterministic_algorithms(False)
+# c so large that a product of four would overflow, and of two would not.
+hidden, weight, offset, x, z = head_inputs(6, 8, 513, 256, torch.float32)
+for log_c in (22.0, 24.0, 40.0):
+    at = torch.full((6,), log_c)
+    found = []
+    for impl, dtype in (("fused", torch.float32), ("eager", torch.float64)):
+        leaves = [v.detach().to(dtype).requires_grad_() for v in (hidden, weight, offset)]
+        stats = rows.row_stats(*leaves, x, z, at, mask_id=256, impl=impl)
+        found.append([stats.S.double(), *torch.autograd.grad(stats.S.sum(), leaves)])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).norm() <= 3e-6 * theirs.norm(), (ours - theirs).norm() / theirs.norm()
 # Views that a kernel must not take for plain arrays: one row of log c for all, every other token, and
 # an upstream gradient that is one number expanded.
 process = Mixed(Vocab(513, 256), k=0.1)
@@ -164,6 +175,19 @@ for changes, causal in (({}, False), (more, False), ({}, True)):
             torch.testing.assert_close(model.trunk(z[:, :7], t), model.trunk(z, t)[:, :7])
     assert len(found[0]) == len(found[1])
     for ours, theirs in zip(found[1], found[0], strict=True):
+        assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
+    rows = torch.tensor([30, 2, 7, 38, 12])  # the last block finished there alone, with kernels and without
+    expected, found = found[0][0].flatten(0, 1)[rows], []
+    for kernels in (False, True):
+        model.kernels = kernels
+        model.zero_grad()
+        some = model.finish(model.body(z, t), rows)
+        (some * torch.linspace(-1, 1, some.numel()).view_as(some)).sum().backward()
+        assert (some - expected).norm() <= 2e-5 * expected.norm()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        with torch.no_grad():
+            assert (model.finish(model.body(z, t), rows) - expected).norm() <= 2e-5 * expected.norm()
+    for ours, theirs in zip(*found, strict=True):
         assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
 # Dropout: the share, the scale, the same places in the backward pass.
 torch.manual_seed(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from xdlm import UserError
 from xdlm.models import PRESETS, DiT, DiTConfig, LevelDiTConfig, build_denoiser
 from xdlm.models.dit import rotary_angles, rotate
 from xdlm.noise import LogLinear
+from xdlm.training.blocks import checkpoint_blocks
 
 NANO = PRESETS["nano"]
 
@@ -117,6 +119,39 @@ def test_head_on_some_rows_equals_the_whole() -> None:
     z = torch.randint(0, 20, (2, 6))
     hidden = model.trunk(z, torch.zeros(2))
     torch.testing.assert_close(model.head(hidden[:, 3]), model(z, torch.zeros(2))[:, 3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_states"), [({}, 3), ({"time_conditioning": True}, 1), ({"n_classes": 3}, 1)]
+)
+def test_finished_rows_equal_those_of_the_trunk(changes: dict[str, Any], n_states: int) -> None:
+    """Values and gradients, whether the last block can be finished for some rows alone or not."""
+    model = awake(dataclasses.replace(NANO, **changes))
+    z, t = torch.randint(0, 20, (3, 11)), torch.rand(3)
+    places = torch.tensor([30, 2, 7, 19, 12])
+    for rows in (places, None):
+        states = model.body(z, t)
+        assert len(states) == n_states
+        expected = model.trunk(z, t).flatten(0, 1)[slice(None) if rows is None else rows]
+        found = model.finish(states, rows)
+        torch.testing.assert_close(found, expected)
+        direction = torch.linspace(-1, 1, found.numel()).view_as(found)
+        gradients = [
+            torch.autograd.grad((hidden * direction).sum(), list(model.parameters()), allow_unused=True)
+            for hidden in (found, expected)
+        ]  # fmt: skip
+        for ours, theirs in zip(*gradients, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_that_was_wrapped_is_run_as_a_whole() -> None:
+    model = awake(NANO)
+    checkpoint_blocks(model)
+    z, t = torch.randint(0, 20, (2, 5)), torch.rand(2)
+    (hidden,) = model.body(z, t)
+    torch.testing.assert_close(hidden, model.trunk(z, t))
 
 
 def test_bad_shapes_are_named() -> None:

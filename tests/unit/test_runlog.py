@@ -42,9 +42,11 @@ def write_recipe(folder: Path, **train: object) -> Path:
     return recipe
 
 
+@pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("length", [8, 24])
-def test_operations_per_token_are_those_that_torch_counts(length: int) -> None:
-    """Forward and backward on 2 and on 6 rows: the difference is free of what is done once a batch."""
+def test_operations_per_token_are_those_that_torch_counts(length: int, share: float) -> None:
+    """Forward and backward on 2 and on 6 rows: the difference is free of what is done once a batch. The head
+    looks at all positions, or at a share of them."""
     config = DiTConfig(depth=2, width=32, heads=2, cond_width=8, mlp_ratio=3)
     model = DiT(config, 50)
 
@@ -52,13 +54,12 @@ def test_operations_per_token_are_those_that_torch_counts(length: int) -> None:
         z = torch.randint(0, 50, (batch, length))
         # Plain attention: fused kernels compute the scores again backward, which is not counted.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            model(z, torch.ones(batch)).sum().backward()
+            states = model.body(z, torch.ones(batch))
+            rows = torch.arange(int(share * z.numel()))
+            model.head(model.finish(states, rows)).sum().backward()
         return counter.get_total_flops()
 
-    expected = 4 * length * model.flops_per_token(length)
-    assert counted(6) - counted(2) == expected
-    without_head = 4 * length * model.flops_per_token(length, head_share=0.0)
-    assert expected - without_head == 4 * length * 6 * 50 * 32
+    assert counted(6) - counted(2) == 4 * length * model.flops_per_token(length, share)
 
 
 def test_only_known_gpus_have_a_peak() -> None:

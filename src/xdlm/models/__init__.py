@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from xdlm.models.contract import BackboneConfig, Denoiser
 from xdlm.models.dit import PRESETS, DiT, DiTConfig
-from xdlm.models.graphed import run_trunk
+from xdlm.models.graphed import run_body, run_trunk
 from xdlm.models.heads import drawing_head, head_stats
 from xdlm.models.level_dit import LevelDiT, LevelDiTConfig
 from xdlm.models.llada import Llada, LladaConfig
@@ -53,5 +53,6 @@ __all__ = [
     "build_denoiser",
     "drawing_head",
     "head_stats",
+    "run_body",
     "run_trunk",
 ]

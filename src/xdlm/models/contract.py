@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.ops.gather import take_rows
 from xdlm.ops.head import Guide
 from xdlm.structs import RowStats, Vocab
 
@@ -78,6 +79,17 @@ class Denoiser(nn.Module, ABC):
 
         `label` [B] holds class ids; -1 stands for "no class".
         """
+
+    def body(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The trunk up to where positions have looked at each other for the last time: what `finish` makes
+        hidden states of. All of it, unless a backbone knows better."""
+        return (self.trunk(z, t, label),)
+
+    def finish(self, states: tuple[Tensor, ...], rows: Tensor | None) -> Tensor:
+        """Hidden states [R, D] at `rows` [R] of all positions, distinct ones, or at all of them, from what
+        `body` gave, which may be written over."""
+        hidden = states[0].flatten(0, 1)
+        return hidden if rows is None else take_rows(hidden, rows)
 
     def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
         """Hidden states [B, l, D] of a stretch `z` [B, l] of longer rows, from position `start` on, with

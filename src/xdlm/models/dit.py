@@ -8,10 +8,10 @@ modulation and head that start at zero, so that an untrained model predicts the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, Exchange, KeyValueExchange
 from xdlm.ops.device import has_triton
+from xdlm.ops.gather import take_rows
 from xdlm.ops.padding import make_room
 
 #: Cosine and sine [length, head_width/2] of every position's angles.
@@ -134,14 +135,53 @@ class DiT(Denoiser):
         """6 per weight that a token is multiplied with (2 forward, 4 backward), and 12 x length x width
         per layer for attention (scores and their use, each 2 x length x width forward and twice that
         backward), half of that where a token sees those before it alone. The conditioning is computed once
-        per sequence, not per token, and left out, as is all that is not a product of matrices."""
+        per sequence, not per token, and left out, as is all that is not a product of matrices. Where the
+        head does not look, the last layer does nothing behind its attention."""
         width, seen = self.config.width, length / 2 if self.causal else length
         layer = (4 + 2 * self.config.mlp_ratio) * width**2
+        left_out = (1 + 2 * self.config.mlp_ratio) * width**2 if self._ends_alike() else 0
         head = head_share * len(self.head_weight) * width
-        return 6 * (self.config.depth * layer + head) + 12 * self.config.depth * seen * width
+        weights = self.config.depth * layer - (1 - head_share) * left_out + head
+        return 6 * weights + 12 * self.config.depth * seen * width
 
     def trunk(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         return self._hidden(z, t, label)
+
+    def body(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> tuple[Tensor, ...]:
+        """All but what the last block does to each position by itself, where that is the same in every
+        sequence and nobody has changed what blocks do. In its place, what that starts from: the stream,
+        what attention found, the modulation, and what dropout goes by."""
+        if not self._ends_alike():
+            return super().body(z, t, label)
+        run = self._start(z, t, label)
+        h, branch = self._through(self.blocks[:-1], run, None)
+        last = self.config.depth - 1
+        block = cast(Block, self.blocks[-1])
+        given = run.modulation[6 * last :]
+        h, attended, _ = block.attend(h, branch, given[:2], run.angles, run.how)
+        seeds = run.seeds[last]
+        return h, attended, torch.cat([*given[2:]], dim=-1), *(() if seeds is None else (seeds,))
+
+    def finish(self, states: tuple[Tensor, ...], rows: Tensor | None) -> Tensor:
+        if len(states) == 1:
+            return super().finish(states, rows)
+        h, attended, given, *seeds = states
+        h, attended = h.flatten(0, 1), attended.flatten(0, 1)
+        if rows is not None:
+            h, attended = take_rows(h, rows), take_rows(attended, rows)
+        modulation, how = given.split(self.config.width, dim=-1), self._how(h)
+        block = cast(Block, self.blocks[-1])
+        h, branch = block.think(
+            h[None], attended[None], None, modulation[:4], how, seeds[0] if seeds else None
+        )
+        return self.final_norm(h, branch, *modulation[4:], how)[1][0]
+
+    def _ends_alike(self) -> bool:
+        last = self.blocks[-1]
+        as_written = (
+            type(last) is Block and "forward" not in vars(last) and "trunk" not in vars(self)
+        )
+        return as_written and not self.config.time_conditioning and self.label_embed is None
 
     def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
         if self.causal:
@@ -156,23 +196,36 @@ class DiT(Denoiser):
         start: int = 0,
         exchange: Exchange | None = None,
     ) -> Tensor:
+        run = self._start(z, t, label, start)
+        h, branch = self._through(self.blocks, run, exchange)
+        return self.final_norm(h, branch, *run.modulation[-2:], run.how)[1]
+
+    def _start(self, z: Tensor, t: Tensor, label: Tensor | None, start: int = 0) -> Start:
         cond = F.silu(self._condition(t, label))
         stop = start + z.shape[1]
         if stop > len(self._table[0]) or self._table[0].device != self.out.weight.device:
             self._fill_table(max(2 * stop, len(self._table[0])))
         angles = (self._table[0][start:stop], self._table[1][start:stop])
         modulation = self.modulation(cond).split(self.config.width, dim=-1)
-        h, branch = self.embed(z), None
-        kernels = self.kernels and kernels_can_run(h)
-        # Without gradients nobody looks at the stream again: what comes next may take its place.
-        how = How(kernels, in_place=kernels and not torch.is_grad_enabled())
-        seeds = self._dropout_seeds(kernels)
-        for i, block in enumerate(self.blocks):
+        h = self.embed(z)
+        how = self._how(h)
+        return Start(h, modulation, angles, how, self._dropout_seeds(how.kernels))
+
+    def _through(
+        self, blocks: Iterable[nn.Module], run: Start, exchange: Exchange | None
+    ) -> tuple[Tensor, Branch | None]:
+        """The stream behind the first blocks, and what is yet to be added to it."""
+        h, branch = run.h, None
+        for i, block in enumerate(blocks):
             given = None if exchange is None else partial(exchange, i)
-            h, branch = block(
-                h, branch, modulation[6 * i : 6 * i + 6], angles, how, seeds[i], given
-            )
-        return self.final_norm(h, branch, *modulation[-2:], how)[1]
+            modulation = run.modulation[6 * i : 6 * i + 6]
+            h, branch = block(h, branch, modulation, run.angles, run.how, run.seeds[i], given)
+        return h, branch
+
+    def _how(self, h: Tensor) -> How:
+        """Without gradients nobody looks at the stream again: what comes next may take its place."""
+        kernels = self.kernels and kernels_can_run(h)
+        return How(kernels, in_place=kernels and not torch.is_grad_enabled())
 
     def _dropout_seeds(self, kernels: bool) -> Sequence[Tensor | None]:
         """Two for each block, where kernels drop. From torch's generator on the device:
@@ -203,6 +256,17 @@ class How(NamedTuple):
 
     kernels: bool
     in_place: bool
+
+
+class Start(NamedTuple):
+    """What blocks are given: the stream, shifts, scales and gates of all of them, and what two of them drop
+    by, or None."""
+
+    h: Tensor
+    modulation: Sequence[Tensor]
+    angles: Angles
+    how: How
+    seeds: Sequence[Tensor | None]
 
 
 class Branch(NamedTuple):
@@ -240,39 +304,62 @@ class Block(nn.Module):
         seeds: Tensor | None,
         exchange: KeyValueExchange | None = None,
     ) -> tuple[Tensor, Branch]:
-        """The stream before the MLP's output is added to it, and that output."""
-        dropout = self.dropout if self.training else 0.0
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        seed, mlp_seed = (None, None) if seeds is None else seeds.split(1)
-        h, normed = self.attn_norm(h, branch, shift, scale, how)
-        attended = Branch(self._attend(normed, angles, how, exchange), None, gate, dropout, seed)
-        h, normed = self.mlp_norm(h, attended, mlp_shift, mlp_scale, how)
-        value, bias = self._mlp(normed, how)
-        return h, Branch(value, bias, mlp_gate, dropout, mlp_seed)
+        """The stream before the MLP's output is added to it, and that output; `modulation` is shift, scale
+        and gate of attention and of the MLP."""
+        h, attended, room = self.attend(h, branch, modulation[:2], angles, how, exchange)
+        return self.think(h, attended, room, modulation[2:], how, seeds)
 
-    def _attend(
+    def attend(
         self,
         h: Tensor,
+        branch: Branch | None,
+        modulation: Sequence[Tensor],
         angles: Angles,
         how: How,
-        exchange: KeyValueExchange | None,
-    ) -> Tensor:
-        if how.kernels and _is_plain(self.qkv):
-            from xdlm.ops.fused_rotary import fused_qkv
-
-            q, k, v = fused_qkv(h, self.qkv.weight, *angles, self.heads)
-        else:
-            qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
-            q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-            q, k = rotate(q, angles), rotate(k, angles)
+        exchange: KeyValueExchange | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The stream with the branch added, what each position finds at the others, and memory that may be
+        written over; `modulation` is shift and scale."""
+        h, normed = self.attn_norm(h, branch, *modulation, how)
+        q, k, v = self._queries_keys_values(normed, angles, how)
         if exchange is not None:
             k, v = exchange(k, v)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        attended = attended.transpose(1, 2).flatten(2)
-        if how.in_place and _is_plain(self.attn_out):
-            rows = attended.flatten(0, 1)
-            return torch.mm(rows, self.attn_out.weight.T, out=h.flatten(0, 1)).view_as(h)
-        return self.attn_out(attended)
+        return h, attended.transpose(1, 2).flatten(2), normed if how.in_place else None
+
+    def think(
+        self,
+        h: Tensor,
+        attended: Tensor,
+        room: Tensor | None,
+        modulation: Sequence[Tensor],
+        how: How,
+        seeds: Tensor | None,
+    ) -> tuple[Tensor, Branch]:
+        """The stream before the MLP's output is added to it, and that output; `modulation` is the gate of
+        attention, and shift, scale and gate of the MLP."""
+        dropout = self.dropout if self.training else 0.0
+        gate, shift, scale, mlp_gate = modulation
+        seed, mlp_seed = (None, None) if seeds is None else seeds.split(1)
+        found = Branch(self._projected(attended, room), None, gate, dropout, seed)
+        h, normed = self.mlp_norm(h, found, shift, scale, how)
+        value, bias = self._mlp(normed, how)
+        return h, Branch(value, bias, mlp_gate, dropout, mlp_seed)
+
+    def _queries_keys_values(self, h: Tensor, angles: Angles, how: How) -> Sequence[Tensor]:
+        if how.kernels and _is_plain(self.qkv):
+            from xdlm.ops.fused_rotary import fused_qkv
+
+            return fused_qkv(h, self.qkv.weight, *angles, self.heads)
+        qkv = self.qkv(h).unflatten(-1, (3, self.heads, -1))
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+        return rotate(q, angles), rotate(k, angles), v
+
+    def _projected(self, attended: Tensor, room: Tensor | None) -> Tensor:
+        if room is None or not _is_plain(self.attn_out):
+            return self.attn_out(attended)
+        rows = attended.flatten(0, 1)
+        return torch.mm(rows, self.attn_out.weight.T, out=room.flatten(0, 1)).view_as(room)
 
     def _mlp(self, h: Tensor, how: How) -> tuple[Tensor, Tensor | None]:
         """The output, and a bias that is still to be added to it."""

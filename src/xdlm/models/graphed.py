@@ -9,8 +9,8 @@ else about them changed makes a recording of its own. Hooks of modules do not ru
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from functools import cache
+from collections.abc import Callable, Hashable
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,15 +38,40 @@ def run_trunk(
     is no token: for models that take it, and never replayed."""
     if padding is not None:
         return denoiser.trunk(z, t, label, padding=padding)  # type: ignore[call-arg]
+    return _run(denoiser, _trunk, z, t, label)[0]
+
+
+def run_body(
+    denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """`denoiser.body(z, t, label)` in the same way, for `denoiser.finish`."""
+    return _run(denoiser, _body, z, t, label)
+
+
+#: What is recorded: a part of a model.
+Part = Callable[[Denoiser, Tensor, Tensor, Tensor | None], tuple[Tensor, ...]]
+
+
+def _trunk(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> tuple[Tensor, ...]:
+    return (denoiser.trunk(z, t, label),)
+
+
+def _body(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> tuple[Tensor, ...]:
+    return denoiser.body(z, t, label)
+
+
+def _run(
+    denoiser: Denoiser, part: Part, z: Tensor, t: Tensor, label: Tensor | None
+) -> tuple[Tensor, ...]:
     if not _can_replay(denoiser, z):
-        return denoiser.trunk(z, t, label)
+        return part(denoiser, z, t, label)
     memory = _MEMORIES.setdefault(denoiser, _Memory())
-    key = _key(denoiser, z, t, label)
+    key = (part, _key(denoiser, z, t, label))
     recording = memory.find(key)
     if recording is None and memory.seen_before(key):
         with torch.cuda.device(z.device):
-            recording = memory.keep(key, _record(denoiser, z, t, label))
-    return denoiser.trunk(z, t, label) if recording is None else recording(z, t, label)
+            recording = memory.keep(key, _record(denoiser, part, z, t, label))
+    return part(denoiser, z, t, label) if recording is None else recording(z, t, label)
 
 
 def release_recordings(denoiser: Denoiser) -> None:
@@ -82,12 +107,12 @@ def _key(denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> Hash
 
 
 def _record(
-    denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None
+    denoiser: Denoiser, part: Part, z: Tensor, t: Tensor, label: Tensor | None
 ) -> _Recording | _TrainRecording | None:
     """None where there is not enough memory for one."""
     train = torch.is_grad_enabled() and any(p.requires_grad for p in denoiser.parameters())
     try:
-        return (_TrainRecording if train else _Recording)(denoiser, z, t, label)
+        return (_TrainRecording if train else _Recording)(denoiser, part, z, t, label)
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
         return None
@@ -120,22 +145,26 @@ class _Inputs:
 class _Recording:
     """Without gradients."""
 
-    def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
+    def __init__(
+        self, denoiser: Denoiser, part: Part, z: Tensor, t: Tensor, label: Tensor | None
+    ) -> None:
         self._inputs, self._graph = _Inputs(z, t, label), torch.cuda.CUDAGraph()
         self._state = denoiser.replay_state()  # held, so that what the graph reads is not freed
         with torch.cuda.graph(self._graph, stream=_recording_stream(z.device)):
-            self._hidden = denoiser.trunk(*self._inputs.tensors)
+            self._states = part(denoiser, *self._inputs.tensors)
 
-    def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+    def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> tuple[Tensor, ...]:
         self._inputs.fill(z, t, label)
         self._graph.replay()
-        return self._hidden
+        return self._states
 
 
 class _TrainRecording:
     """Forward and backward, as two graphs that share their memory."""
 
-    def __init__(self, denoiser: Denoiser, z: Tensor, t: Tensor, label: Tensor | None) -> None:
+    def __init__(
+        self, denoiser: Denoiser, part: Part, z: Tensor, t: Tensor, label: Tensor | None
+    ) -> None:
         self._inputs, self._parameters = _Inputs(z, t, label), list(denoiser.parameters())
         self._state = denoiser.replay_state()
         self.runs = 0
@@ -147,54 +176,65 @@ class _TrainRecording:
             for name, p in denoiser.named_parameters()
         }
         trained = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        trunk, stream = _TrunkOf(denoiser), _recording_stream(z.device)
+        module, stream = _PartOf(denoiser, part), _recording_stream(z.device)
         pool = torch.cuda.graph_pool_handle()
         stream.wait_stream(torch.cuda.current_stream())
         # What a first backward pass loads cannot be loaded below. What it draws must change nothing.
         with torch.cuda.stream(stream), torch.random.fork_rng([z.device]):
-            hidden = functional_call(trunk, leaves, self._inputs.tensors)
-            if hidden.requires_grad:
-                torch.autograd.grad(hidden, trained, hidden.detach(), allow_unused=True)
+            states = functional_call(module, leaves, self._inputs.tensors)
+            reached = [state for state in states if state.requires_grad]
+            if reached:
+                torch.autograd.grad(
+                    reached, trained, [state.detach() for state in reached], allow_unused=True
+                )
         torch.cuda.current_stream().wait_stream(stream)
-        del hidden
+        del states, reached
         with torch.cuda.graph(self.forward_graph, pool=pool, stream=stream):
-            hidden = functional_call(trunk, leaves, self._inputs.tensors)
+            states = functional_call(module, leaves, self._inputs.tensors)
         gradients: tuple[Tensor | None, ...] = (None,) * len(trained)
-        self.hidden, self.d_hidden = hidden.detach(), torch.empty_like(hidden)
-        if hidden.requires_grad:
+        self.states = tuple(state.detach() for state in states)
+        #: Upstream gradients, None where there is none.
+        self.d_states = [torch.empty_like(s) if s.requires_grad else None for s in states]
+        reached = [state for state in states if state.requires_grad]
+        self.reaches_trunk = bool(reached)
+        if reached:
+            upstream = [d for d in self.d_states if d is not None]
             with torch.cuda.graph(self.backward_graph, pool=pool, stream=stream):
-                gradients = torch.autograd.grad(hidden, trained, self.d_hidden, allow_unused=True)
-        self.reaches_trunk = hidden.requires_grad
+                gradients = torch.autograd.grad(reached, trained, upstream, allow_unused=True)
         found = iter(gradients)
         self.gradients = [next(found) if p.requires_grad else None for p in self._parameters]
 
-    def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
+    def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> tuple[Tensor, ...]:
         self._inputs.fill(z, t, label)
         if self.reaches_trunk:
             return _Replay.apply(self, *self._parameters)
         self.forward_graph.replay()
-        return self.hidden
+        return self.states
 
 
-class _TrunkOf(nn.Module):
-    """The trunk as a module's forward, with the denoiser's own names of parameters."""
+class _PartOf(nn.Module):
+    """The part as a module's forward, with the denoiser's own names of parameters."""
 
-    def __init__(self, denoiser: Denoiser) -> None:
+    def __init__(self, denoiser: Denoiser, part: Part) -> None:
         super().__init__()
         self.__dict__.update(_modules=denoiser._modules, _parameters=denoiser._parameters)
-        self._trunk = denoiser.trunk
+        self._part = partial(part, denoiser)
 
-    def forward(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor:
-        return self._trunk(z, t, label)
+    def forward(self, z: Tensor, t: Tensor, label: Tensor | None) -> tuple[Tensor, ...]:
+        return self._part(z, t, label)
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recording: _TrainRecording, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, recording: _TrainRecording, *parameters: Tensor) -> tuple[Tensor, ...]:
         recording.forward_graph.replay()
         recording.runs += 1
         ctx.recording, ctx.run = recording, recording.runs
-        return recording.hidden.view_as(recording.hidden)
+        states = tuple(state.view_as(state) for state in recording.states)
+        ctx.mark_non_differentiable(
+            *(s for s, d in zip(states, recording.d_states, strict=True) if d is None)
+        )
+        return states
 
     @staticmethod
     @once_differentiable
@@ -205,7 +245,9 @@ class _Replay(torch.autograd.Function):
                 "a recorded trunk keeps one pass: run backward once, before the next forward"
             )
         recording.runs += 1  # the backward graph uses the memory of the forward one
-        recording.d_hidden.copy_(upstream[0])
+        for own, given in zip(recording.d_states, upstream, strict=True):
+            if own is not None:
+                own.copy_(given)
         recording.backward_graph.replay()
         found = [g for g in recording.gradients if g is not None]
         copies = [torch.empty_like(g) for g in found]

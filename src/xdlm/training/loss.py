@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xdlm.config import RunConfig
-from xdlm.models import Denoiser, head_stats, run_trunk
+from xdlm.models import Denoiser, head_stats, run_body, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     WEIGHTINGS,
@@ -21,7 +21,7 @@ from xdlm.objective import (
     stratified_times,
 )
 from xdlm.ops import Stream, row_loss, row_stats, uniform
-from xdlm.ops.gather import PickedRows, take_rows
+from xdlm.ops.gather import PickedRows
 from xdlm.ops.rows import Impl
 from xdlm.structs import Batch, Coefs, HeadRows, RowLosses, RowStats
 from xdlm.training.noised import noised
@@ -86,13 +86,14 @@ class DiffusionLoss:
             weight = self.weighting(coefs, x, z)
         pending = PickedRows(picked)
         label = self._drop_labels(batch.label, index, seed)
-        hidden = run_trunk(denoiser, z, t, label).flatten(0, 1)
+        states = run_body(denoiser, z, t, label)
         rows, n_picked = pending.order()
         at_rows = coefs.index(rows // x.shape[1])
+        some = None if n_picked == x.numel() else rows
+        hidden = denoiser.finish(states, some)
         x, z, weight, scale = (v.flatten() for v in (x, z, weight, scale))
-        if n_picked < len(hidden):
-            hidden = take_rows(hidden, rows)
-            x, z, weight, scale = (v[rows] for v in (x, z, weight, scale))
+        if some is not None:
+            x, z, weight, scale = (v[some] for v in (x, z, weight, scale))
         scale = (high - low) * scale
         log_c = row_log_c(self.process, at_rows, x)
         if self.impl == "eager" or not denoiser.linear_head:
