@@ -23,6 +23,8 @@ from xdlm.objective.fused_rates import fused_row_losses
 from xdlm.ops import Stream, draw_and_weigh, rows, uniform
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.fused_counter import fused_uniform
+from xdlm.ops.fused_order import fused_order
+from xdlm.ops.gather import ordered_in_torch
 from xdlm.ops.head import DrawingHead
 from xdlm.structs import HeadRows
 
@@ -137,6 +139,11 @@ for impl in ("eager", "fused"):
         expected = found
 for ours, theirs in zip(found, expected, strict=True):
     torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
+for n in (1, 5, 4096, 9000):
+    for share in (0.0, 0.3, 1.0):
+        mask = torch.rand(n) < share
+        for ours, theirs in zip(fused_order(mask), ordered_in_torch(mask), strict=True):
+            assert torch.equal(ours, theirs)
 sample, position = torch.arange(9)[:, None] + (1 << 33), torch.arange(70)[None]
 for one, other in [(sample, position), (sample[:, 0], sample[:, 0] % 7), (sample[0, 0], position[0, 3]),
                    (position.expand(9, 70).T, sample.T % 5 + position.T), (sample[:, :, None], position)]:
@@ -322,7 +329,7 @@ from xdlm.noise import Mixed, Uniform
 from xdlm.ops import draw_and_weigh, fused_product, head_logits, rows
 from xdlm.ops.fused_product import product_with_sums
 from xdlm.ops.fused_seen import fused_doubts, fused_remember, fused_take
-from xdlm.ops.gather import PickedRows, padded_order
+from xdlm.ops.gather import PickedRows, ordered_in_torch, padded
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
 
@@ -381,7 +388,10 @@ assert len(head.draw_counted(hidden[:0], u[:0], z[:0], bar[:0], torch.tensor(0))
 # What nobody wrote must not come through: fresh memory holds the largest numbers, and no number.
 torch.use_deterministic_algorithms(True)
 # As on a GPU, where positions that were not asked for fill up what is gathered.
-PickedRows.order = lambda self: padded_order(self._mask, int(self._mask.sum()), 16)
+def order(self):
+    places, count = ordered_in_torch(self._mask)
+    return padded(places, int(count), 16), int(count)
+PickedRows.order = order
 for process in (Mixed(Vocab(60, 7), k=0.3), Uniform(Vocab(60))):
     model = DiT(DiTConfig(depth=1, width=32, heads=2, cond_width=16), 60).eval()
     torch.nn.init.normal_(model.out.weight, std=0.3)

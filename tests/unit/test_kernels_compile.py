@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from xdlm.objective import fused_rates
 from xdlm.ops import fused, fused_counter, fused_draw, fused_mlp, fused_noise, fused_norm, fused_rotary
 from xdlm.ops import fused_group_norm as group_norm
-from xdlm.ops import fused_logistic, fused_product, fused_seen, fused_sums
+from xdlm.ops import fused_logistic, fused_order, fused_product, fused_seen, fused_sums
 
 REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp32")
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
@@ -63,6 +63,9 @@ for kernel, types, constants in [
     (fused_seen._doubt_kernel, SEEN, dict(HAS_BIAS=True, WIDTH=768, SPAN=1024)),
     (fused_seen._take_kernel, SEEN, dict(WIDTH=768, SPAN=1024)),
     (fused_seen._remember_kernel, SEEN, dict(WIDTH=768, SPAN=1024)),
+    (fused_order._count_kernel, dict(mask="*i1", counts="*i32"), dict(CHUNK=4096)),
+    (fused_order._place_kernel, dict(mask="*i1", counts="*i32", order="*i64", count="*i64"),
+     dict(CHUNKS=8, CHUNK=4096)),
     (fused_rates._nelbo_kernel, RATES, dict(BLOCK=128)),
     (fused_noise._noise_kernel, NOISE, dict(CORRUPT=1, THINNING=8, SPECIAL=(9, 4), RISING=(4, 9),
                                             N_SPECIAL=2, KEPT=0.02, BLOCK=256)),

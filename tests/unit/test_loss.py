@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,14 @@ from xdlm.ops import gather
 from xdlm.structs import Batch, Vocab
 from xdlm.training.loss import DiffusionLoss
 from xdlm.training.noised import noised_in_torch
+
+
+def _rounding(multiple: int) -> Callable[[gather.PickedRows], tuple[torch.Tensor, int]]:
+    def order(self: gather.PickedRows) -> tuple[torch.Tensor, int]:
+        places, count = gather.ordered_rows(self._mask)
+        return gather.padded(places, int(count), multiple), int(count)
+
+    return order
 
 
 def test_training_and_evaluation_tell_the_time() -> None:
@@ -68,10 +78,7 @@ def test_rows_that_are_not_picked_change_nothing(monkeypatch, process) -> None:
     found = []
     for multiple in (None, 64, 256):
         if multiple is not None:
-            monkeypatch.setattr(
-                gather.PickedRows, "order",
-                lambda self, m=multiple: gather.padded_order(self._mask, int(self._mask.sum()), m),
-            )  # fmt: skip
+            monkeypatch.setattr(gather.PickedRows, "order", _rounding(multiple))
         model.zero_grad()
         sums = loss(model, batch, seed=0, step=0, global_batch=4)
         sums.loss.backward()

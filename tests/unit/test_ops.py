@@ -22,7 +22,7 @@ from xdlm.ops import (
     uniform,
 )
 from xdlm.ops.counter import philox
-from xdlm.ops.gather import padded_order, take_rows
+from xdlm.ops.gather import ordered_rows, padded, take_rows
 from xdlm.ops.padding import make_room, padded_rows
 from xdlm.structs import HeadRows
 
@@ -262,7 +262,8 @@ def test_picked_rows_come_first_and_all_rows_once() -> None:
         flags = torch.tensor(mask, dtype=torch.bool)
         everything = flags.nonzero()[:, 0].tolist() + (~flags).nonzero()[:, 0].tolist()
         for multiple in (1, 2, 4):
-            order, count = padded_order(flags, sum(mask), multiple)
+            order, count = ordered_rows(flags)
+            order = padded(order, int(count), multiple)
             assert count == sum(mask) and order.tolist() == everything[: len(order)]
             assert len(order) >= count and (len(order) % multiple == 0 or len(order) == len(mask))
 

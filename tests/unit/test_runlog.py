@@ -45,8 +45,8 @@ def write_recipe(folder: Path, **train: object) -> Path:
 @pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("length", [8, 24])
 def test_operations_per_token_are_those_that_torch_counts(length: int, share: float) -> None:
-    """Forward and backward on 2 and on 6 rows: the difference is free of what is done once a batch. The head
-    looks at all positions, or at a share of them."""
+    """Forward and backward on 2 and on 6 rows: the difference is free of what is done once a batch. The
+    head looks at all positions, or at a share of them."""
     config = DiTConfig(depth=2, width=32, heads=2, cond_width=8, mlp_ratio=3)
     model = DiT(config, 50)
 

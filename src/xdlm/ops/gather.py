@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xdlm.ops.device import has_triton
+
 #: On a GPU the number of rows is rounded up to a multiple of this: the library for matrix products
 #: spends milliseconds on each size that it has not met before.
 _MULTIPLE = 256
@@ -20,8 +22,9 @@ class PickedRows:
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
         if mask.is_cuda:
+            self._order, count = ordered_rows(self._mask)
             self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
-            self._count.copy_(self._mask.sum(), non_blocking=True)
+            self._count.copy_(count, non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record(torch.cuda.current_stream(mask.device))
 
@@ -33,9 +36,7 @@ class PickedRows:
             return rows, len(rows)
         self._done.synchronize()
         count = int(self._count)
-        if count == len(self._mask):
-            return torch.arange(count, device=self._mask.device), count
-        return padded_order(self._mask, count, _MULTIPLE)
+        return padded(self._order, count, _MULTIPLE), count
 
 
 class TakenRows(NamedTuple):
@@ -50,20 +51,26 @@ class TakenRows(NamedTuple):
 
 
 def ordered_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Every index into a flat mask, those that it picks first, and how many those are, as a tensor: nobody
-    waits."""
-    return padded_order(mask, len(mask), 1)[0], mask.sum()
+    """Every index into a flat mask, those that it picks first, both in order, and how many it picks, as a
+    tensor: nobody waits."""
+    if mask.is_cuda and has_triton() and len(mask):
+        from xdlm.ops.fused_order import fused_order
+
+        return fused_order(mask)
+    return ordered_in_torch(mask)
 
 
-def padded_order(mask: Tensor, count: int, multiple: int) -> tuple[Tensor, int]:
-    """The places where a flat mask is True in order, then some where it is not, a multiple in all."""
-    place = torch.arange(len(mask), device=mask.device)
-    if not len(mask):
-        return place, count
-    through = mask.cumsum(0)
-    target = torch.where(mask, through - 1, through[-1] + place - through)
-    order = torch.empty_like(place).scatter_(0, target, place)
-    return order[: -(-count // multiple) * multiple], count
+def ordered_in_torch(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernels' slow twin."""
+    through, place = mask.cumsum(0), torch.arange(len(mask), device=mask.device)
+    count = mask.sum()
+    target = torch.where(mask, through - 1, count + place - through)
+    return torch.empty_like(place).scatter_(0, target, place), count
+
+
+def padded(order: Tensor, count: int, multiple: int) -> Tensor:
+    """The first `count` of all places, and as many more as make it a multiple, if there are so many."""
+    return order[: -(-count // multiple) * multiple]
 
 
 def take_rows(source: Tensor, rows: Tensor) -> Tensor:
