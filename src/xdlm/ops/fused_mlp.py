@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 #: The shape of a program's tile, and how many rows it adds up in the backward pass.
 _ROWS, _COLUMNS, _CHUNK = 2, 1024, 32
-#: Rows whose inner activations are held at a time where no gradient is asked for.
+#: Rows whose inner activations are held at a time where no gradient is asked for: about so many, in equal
+#: pieces.
 _PIECE = 16384
 
 
@@ -30,8 +31,9 @@ def fused_mlp(
         out = _Mlp.apply(flat, weight_in, bias_in, weight_out)
     else:
         out = flat if in_place else flat.new_empty(len(flat), len(weight_out))
-        for rows in (slice(i, i + _PIECE) for i in range(0, len(flat), _PIECE)):
-            torch.mm(_inner(flat[rows], weight_in, bias_in), weight_out.T, out=out[rows])
+        pieces = max(1, round(len(flat) / _PIECE))
+        for part, result in zip(flat.chunk(pieces), out.chunk(pieces), strict=True):
+            torch.mm(_inner(part, weight_in, bias_in), weight_out.T, out=result)
     return out.view(*h.shape[:-1], -1)
 
 
