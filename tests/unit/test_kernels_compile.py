@@ -72,9 +72,8 @@ for kernel, types, constants in [
     (fused_counter._uniform_kernel, dict(sample="*i64", position="*i64", out="*fp64"),
      dict(BLOCK=1024)),
     (fused_norm._forward_kernel, NORM, SIZES | dict(KEEP_MOMENTS=True, EPS=1e-5)),
-    (fused_norm._backward_kernel, NORM, SIZES | dict(CHUNK=62, HAS_AFTER=True)),
-    (fused_norm._finish_kernel, NORM, dict(W=768, BATCH=1, CHUNKS=528, HAS_BRANCH=True, ROWS=64,
-                                           COLUMNS=16)),
+    (fused_norm._backward_kernel, NORM, SIZES | dict(HAS_AFTER=True)),
+    (fused_norm._finish_kernel, NORM, dict(W=768, HAS_BRANCH=True, ROWS=64, COLUMNS=16)),
     (fused_rotary._turn_kernel, REAL, dict(HEADS=12, HALF=32, SIGN=-1.0, COPY_V=True, BLOCK_H=16,
                                            BLOCK_D=32)),
     (fused_mlp._gelu_kernel, REAL, dict(ROWS=2, COLUMNS=1024)),
@@ -89,7 +88,7 @@ for kernel, types, constants in [
     (group_norm._group_backward_kernel, GROUP, WHOLE | dict(HAS_SHIFT=True)),
     (group_norm._backward_kernel, GROUP, TILE | dict(HAS_SHIFT=False, SWISH=False)),
     (fused_norm._forward_kernel, NORM | WIDE, SIZES | dict(KEEP_MOMENTS=False, EPS=1e-5)),
-    (fused_norm._backward_kernel, NORM | WIDE, SIZES | dict(CHUNK=5, HAS_AFTER=False)),
+    (fused_norm._backward_kernel, NORM | WIDE, SIZES | dict(HAS_AFTER=False)),
 ]:
     signature = {
         name: "constexpr" if name in constants

@@ -21,6 +21,7 @@ from xdlm.sampling import (
     sample,
     time_grid,
 )
+from xdlm.sampling.ancestral import part_of
 from xdlm.sampling.dense import exponential_noise
 
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
@@ -263,6 +264,15 @@ def test_model_is_told_the_time_and_the_label() -> None:
     assert [labels for _, _, labels in seen] == [[3, 8]] * 5
     for (_, told, _), time in zip(seen, times, strict=True):
         assert told == pytest.approx([time, time])
+
+
+def test_parts_of_a_batch_have_few_sizes() -> None:
+    for whole in (1, 2, 3, 4, 7, 32, 100):
+        sizes = [part_of(whole, count) for count in range(whole + 1)]
+        assert sizes[0] == 0 and len({*sizes}) <= 2 + whole.bit_length()
+        for count, size in enumerate(sizes):
+            assert (size is None) == (4 * count > whole)
+            assert size is None or (count <= size <= 2 * count + 1 and size <= whole // 4)
 
 
 def test_labels_follow_the_sequences_that_are_evaluated() -> None:

@@ -130,16 +130,16 @@ class _AdaptiveNorm(torch.autograd.Function):
         _backward_kernel[(batch, chunks)](
             d_y, given_or(d_after, d_y), after, given_or(value, d_y), given_or(bias, d_y),
             given_or(gate, d_y), weight, scale, *moments.unbind(), d_h, given_or(d_value, d_h), sums,
-            length, _rows(gate), _rows(scale), given_or(seed, d_y), *_dropout(ctx.dropout),
-            W=width, BLOCK=block, CHUNK=chunk, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
+            length, chunk, _rows(gate), _rows(scale), given_or(seed, d_y), *_dropout(ctx.dropout),
+            W=width, BLOCK=block, HAS_AFTER=d_after is not None, HAS_BRANCH=value is not None,
             HAS_BIAS=bias is not None, DROPOUT=ctx.dropout > 0,
             num_warps=min(32, max(4, block // 256)), maxnreg=_REGISTERS,
         )  # fmt: skip
         d_weight, d_bias = weight.new_empty(2, width).unbind()
         d_scale, d_shift, d_gate = weight.new_empty(3, batch, width).unbind()
         _finish_kernel[(triton.cdiv(width, _COLUMNS),)](
-            sums, weight, scale, d_weight, d_bias, d_scale, d_shift, d_gate, _rows(scale), W=width,
-            BATCH=batch, CHUNKS=chunks, HAS_BRANCH=value is not None, ROWS=_ROWS, COLUMNS=_COLUMNS,
+            sums, weight, scale, d_weight, d_bias, d_scale, d_shift, d_gate, _rows(scale), batch, chunks,
+            W=width, HAS_BRANCH=value is not None, ROWS=_ROWS, COLUMNS=_COLUMNS,
         )  # fmt: skip
         return (
             d_h, d_value, None if bias is None else d_bias, None if value is None else d_gate,
@@ -175,7 +175,7 @@ def _keep(seed, token, feature, threshold, factor):
     return tl.where(bits >= threshold.to(tl.uint32), factor, 0.0)
 
 
-@triton.jit(do_not_specialize=["threshold"])
+@triton.jit(do_not_specialize=["length", "threshold"])
 def _forward_kernel(
     h_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr, shift_ptr,
     after_ptr, y_ptr, mean_ptr, rstd_ptr, length, gate_rows, scale_rows, shift_rows, seed_ptr,
@@ -212,11 +212,11 @@ def _forward_kernel(
         tl.store(rstd_ptr + token, rstd)
 
 
-@triton.jit(do_not_specialize=["threshold"])
+@triton.jit(do_not_specialize=["length", "chunk_size", "threshold"])
 def _backward_kernel(
     d_y_ptr, d_after_ptr, after_ptr, value_ptr, bias_ptr, gate_ptr, weight_ptr, scale_ptr,
-    mean_ptr, rstd_ptr, d_h_ptr, d_value_ptr, sums_ptr, length, gate_rows, scale_rows, seed_ptr,
-    threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    mean_ptr, rstd_ptr, d_h_ptr, d_value_ptr, sums_ptr, length, chunk_size, gate_rows,
+    scale_rows, seed_ptr, threshold, factor, W: tl.constexpr, BLOCK: tl.constexpr,
     HAS_AFTER: tl.constexpr, HAS_BRANCH: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -239,14 +239,14 @@ def _backward_kernel(
     sum_gain = tl.zeros((BLOCK,), tl.float32)
     sum_gate = tl.zeros((BLOCK,), tl.float32)
     sum_bias = tl.zeros((BLOCK,), tl.float32)
-    first = chunk * CHUNK
-    end = tl.minimum(first + CHUNK, length)
+    first = chunk * chunk_size
+    end = tl.minimum(first + chunk_size, length)
     # The next token is on its way while this one is worked on. Beyond the end it reads as zeros.
     after, d_y, d_after, value, mean, rstd = _load_token(
         after_ptr, d_y_ptr, d_after_ptr, value_ptr, mean_ptr, rstd_ptr, entry, first, length, end,
         feature, W, HAS_AFTER, HAS_BRANCH,
     )  # fmt: skip
-    for i in range(CHUNK):
+    for i in range(chunk_size):
         position = first + i
         token = entry * length + position
         here = token.to(tl.int64) * W + feature
@@ -287,10 +287,10 @@ def _backward_kernel(
         tl.store(at + 3 * W, sum_bias, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "chunks"])
 def _finish_kernel(
     sums_ptr, weight_ptr, scale_ptr, d_weight_ptr, d_bias_ptr, d_scale_ptr, d_shift_ptr, d_gate_ptr,
-    scale_rows, W: tl.constexpr, BATCH: tl.constexpr, CHUNKS: tl.constexpr, HAS_BRANCH: tl.constexpr,
+    scale_rows, batch, chunks, W: tl.constexpr, HAS_BRANCH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add up the chunks, always in the same order, for some features: the gradients of shift, scale and
@@ -302,15 +302,15 @@ def _finish_kernel(
     d_weight = tl.zeros((COLUMNS,), tl.float32)
     d_bias = tl.zeros((COLUMNS,), tl.float32)
     n_sums: tl.constexpr = 4 if HAS_BRANCH else 2
-    for entry in range(BATCH):
+    for entry in range(batch):
         sum_shift = tl.zeros((ROWS, COLUMNS), tl.float32)
         sum_gain = tl.zeros((ROWS, COLUMNS), tl.float32)
         sum_gate = tl.zeros((ROWS, COLUMNS), tl.float32)
         sum_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for start in range(0, CHUNKS, ROWS):
+        for start in range(0, chunks, ROWS):
             chunk = start + tl.arange(0, ROWS)
-            there = (chunk < CHUNKS)[:, None] & inside[None]
-            at = sums_ptr + (entry * CHUNKS + chunk)[:, None] * (n_sums * W) + feature[None]
+            there = (chunk < chunks)[:, None] & inside[None]
+            at = sums_ptr + (entry * chunks + chunk)[:, None] * (n_sums * W) + feature[None]
             sum_shift += tl.load(at, mask=there, other=0.0)
             sum_gain += tl.load(at + W, mask=there, other=0.0)
             if HAS_BRANCH:

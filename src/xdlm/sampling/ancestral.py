@@ -18,7 +18,7 @@ from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser, drawing_head, run_trunk
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, uniform
-from xdlm.ops.gather import PickedRows
+from xdlm.ops.gather import PickedRows, ordered_rows
 from xdlm.sampling.dense import step_by_gumbel_noise, step_densely
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.guidance import Guidance
@@ -179,7 +179,7 @@ def _thinned_step(
     probs = _no_probs(z) if run.record else None
     if evaluated is None:
         evaluated = torch.ones_like(z[:, 0], dtype=torch.bool)
-    elif not bool(evaluated.any()):
+    elif isinstance(active, Tensor) and not len(active):
         nothing = torch.empty(0, dtype=torch.int64, device=z.device)
         rows: tuple[Tensor, ...] = (nothing, nothing)
         z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, nothing, nothing)
@@ -209,16 +209,31 @@ def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, T
     """Which sequences go through the trunk, as a mask (None: all) and as an index.
 
     On a GPU it is all of them where hardly one could be left out, since to look which would make the
-    device wait for the host; and where it is most of them, since a whole batch can be replayed.
+    device wait for the host; and where it is more than a quarter. Else others fill them up to a quarter, an
+    eighth and so on: attention prepares for every size that it has not met, and sizes that repeat are
+    replayed.
     """
     everyone = None, slice(None)
-    if needs_head.is_cuda and leg.gain * run.n_free > _SURELY_BUSY:
+    if not needs_head.is_cuda:
+        mask = needs_head.any(1)
+        return mask, mask.nonzero()[:, 0]
+    if leg.gain * run.n_free > _SURELY_BUSY:
         return everyone
     mask = needs_head.any(1)
-    active = mask.nonzero()[:, 0]
-    if needs_head.is_cuda and 2 * len(active) > len(mask):
-        return everyone
-    return mask, active
+    order, count = ordered_rows(mask)
+    size = part_of(len(mask), int(count))
+    return everyone if size is None else (mask, order[:size])
+
+
+def part_of(whole: int, count: int) -> int | None:
+    """The smallest of a quarter, an eighth and so on of a whole that holds `count`, 0 for none; None where
+    there are more than a quarter."""
+    if 4 * count > whole:
+        return None
+    size = whole // 4
+    while count <= size // 2 < size:
+        size //= 2
+    return size
 
 
 def _hidden(
@@ -232,10 +247,7 @@ def _hidden(
         z, label = torch.cat([z, z]), torch.cat([label, torch.full_like(label, -1)])
         padding = None if padding is None else torch.cat([padding, padding])
     t = torch.full(z.shape[:1], leg.t, device=z.device)
-    if isinstance(active, slice) or padding is not None:
-        hidden = run_trunk(run.denoiser, z, t, label, padding)
-    else:  # sizes that hardly repeat are not worth recording
-        hidden = run.denoiser.trunk(z, t, label)
+    hidden = run_trunk(run.denoiser, z, t, label, padding)
     hidden = hidden.flatten(0, 1).contiguous()  # as kernels read states
     if not guided:
         return hidden, None
