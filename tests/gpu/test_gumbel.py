@@ -22,7 +22,7 @@ def test_its_smallest_value_is_that_of_published_implementations() -> None:
     noise = exponential_noise(
         torch.empty(1 << 26, device="cuda"), torch.Generator("cuda").manual_seed(0)
     )
-    assert noise.min() >= 2.0**-24 and noise.double().mean() == pytest.approx(1, abs=1e-3)
+    assert noise.min() >= 2.0**-24 and noise.double().mean().item() == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("process", [Masked(Vocab(12, 11)), Mixed(Vocab(12, 11), k=0.1)])
