@@ -56,8 +56,12 @@ def three_steps(config: RunConfig) -> tuple[list[torch.Tensor], int]:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_blocks_computed_twice_give_the_same_gradients(tmp_path: Path, precision: str) -> None:
-    """Dropout included: the second time a block removes the same numbers."""
+def test_blocks_computed_twice_give_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precision: str
+) -> None:
+    """Dropout included: the second time a block removes the same numbers. Without it the last block would be
+    finished for some rows alone, which removes others."""
+    monkeypatch.setattr(DiT, "_ends_alike", lambda model: False)
     config = small_run(tmp_path, precision=precision)
     assert config.model.dropout > 0
     twice = small_run(tmp_path, precision=precision, activation_checkpointing=True)
