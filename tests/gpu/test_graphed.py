@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from xdlm import UserError, Vocab
-from xdlm.models import DiT, DiTConfig, run_trunk
+from xdlm.models import DiT, DiTConfig, run_body, run_trunk
 from xdlm.models.graphed import release_recordings
 from xdlm.noise import Mixed
 from xdlm.sampling import SamplerConfig, sample
@@ -102,15 +102,19 @@ def test_a_longer_sequence_does_not_spoil_an_earlier_recording() -> None:
 
 
 def gradients_of(model: DiT, step: int, *, recorded: bool) -> list[torch.Tensor | None]:
-    model.zero_grad()
+    """Through the trunk, and through its body and what is finished for every other row."""
     hidden = run_trunk(model, *batch(step)) if recorded else model.trunk(*batch(step))
+    model.zero_grad()
     hidden.square().sum().backward()
+    states = run_body(model, *batch(step)) if recorded else model.body(*batch(step))
+    model.finish(states, torch.arange(0, 192, 2, device="cuda")).square().sum().backward()
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def test_what_is_trained_may_change() -> None:
-    model = awake().eval()
-    for frozen in (("embed", "blocks.0"), (), ("blocks.1",)):
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_what_is_trained_may_change(time_conditioning: bool) -> None:
+    model = awake(replace(CONFIG, time_conditioning=time_conditioning)).eval()
+    for frozen in (("embed", "blocks.0"), (), ("blocks.1",), ("modulation", "time_embed")):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
         for step in range(4):

@@ -114,9 +114,9 @@ with torch.no_grad():
     drawn, _ = DrawingHead(weight, None, (3,)).draw(hidden, -u.sign(), torch.arange(24))
 assert not drawn.any()
 torch.use_deterministic_algorithms(False)
-# c so large that a product of four would overflow, and of two would not.
+# c so large that a product of four would overflow, or of two.
 hidden, weight, offset, x, z = head_inputs(6, 8, 513, 256, torch.float32)
-for log_c in (22.0, 24.0, 40.0):
+for log_c in (22.0, 24.0, 40.0, 60.0):
     at = torch.full((6,), log_c)
     found = []
     for impl, dtype in (("fused", torch.float32), ("eager", torch.float64)):
@@ -139,6 +139,19 @@ for impl in ("eager", "fused"):
         expected = found
 for ours, theirs in zip(found, expected, strict=True):
     torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=3e-5)
+# More rows and tokens than a program takes at a time: those of the second tile, and the bias's sums.
+hidden, weight, offset, x, z = head_inputs(70, 8, 2500, 7, torch.float32)
+process = Mixed(Vocab(2500, 7), k=0.1)
+at = row_log_c(process, process.coefs(torch.tensor([0.4])), x[None])[0]
+TritonBlock.elements = TritonBlock.gradient_elements = 50 * 2500
+found = []
+for impl in ("fused", "eager"):
+    leaves = [v.detach().requires_grad_() for v in (hidden, weight, offset)]
+    stats = rows.row_stats(*leaves, x, z, at, mask_id=7, impl=impl)
+    total = (stats.S.double() * 1e-3 + stats.lse - stats.logit_x).sum()
+    found.append(torch.autograd.grad(total, leaves))
+for ours, theirs in zip(*found, strict=True):
+    assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
 for n in (1, 5, 4096, 9000):
     for share in (0.0, 0.3, 1.0):
         mask = torch.rand(n) < share
@@ -194,6 +207,10 @@ for changes, causal in (({}, False), (more, False), ({}, True)):
         found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         with torch.no_grad():
             assert (model.finish(model.body(z, t), rows) - expected).norm() <= 2e-5 * expected.norm()
+            assert model.finish(model.body(z, t), rows[:0]).shape == (0, 48)
+        model.zero_grad()
+        model.finish(model.body(z, t), rows[:0]).sum().backward()  # no row: nothing but zeros
+        assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
     for ours, theirs in zip(*found, strict=True):
         assert (ours - theirs).norm() <= 2e-5 * theirs.norm()
 # Dropout: the share, the scale, the same places in the backward pass.

@@ -129,7 +129,7 @@ def test_finished_rows_equal_those_of_the_trunk(changes: dict[str, Any], n_state
     model = awake(dataclasses.replace(NANO, **changes))
     z, t = torch.randint(0, 20, (3, 11)), torch.rand(3)
     places = torch.tensor([30, 2, 7, 19, 12])
-    for rows in (places, None):
+    for rows in (places, None, places[:0]):
         states = model.body(z, t)
         assert len(states) == n_states
         expected = model.trunk(z, t).flatten(0, 1)[slice(None) if rows is None else rows]
@@ -146,12 +146,23 @@ def test_finished_rows_equal_those_of_the_trunk(changes: dict[str, Any], n_state
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_that_was_wrapped_is_run_as_a_whole() -> None:
-    model = awake(NANO)
-    checkpoint_blocks(model)
+def test_a_block_that_was_changed_is_run_as_a_whole() -> None:
+    class Halved(DiT):
+        def trunk(
+            self, z: torch.Tensor, t: torch.Tensor, label: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            return super().trunk(z, t, label) / 2
+
+    wrapped, hooked, derived = awake(NANO), awake(NANO), awake(NANO)
+    checkpoint_blocks(wrapped)
+    seen: list[object] = []
+    hooked.blocks[-1].register_forward_hook(lambda *given: seen.append(given))
+    derived.__class__ = Halved
     z, t = torch.randint(0, 20, (2, 5)), torch.rand(2)
-    (hidden,) = model.body(z, t)
-    torch.testing.assert_close(hidden, model.trunk(z, t))
+    for model in (wrapped, hooked, derived):
+        (hidden,) = model.body(z, t)
+        torch.testing.assert_close(hidden, model.trunk(z, t))
+    assert len(seen) == 2
 
 
 def test_bad_shapes_are_named() -> None:

@@ -59,7 +59,7 @@ def three_steps(config: RunConfig) -> tuple[list[torch.Tensor], int]:
 def test_blocks_computed_twice_give_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precision: str
 ) -> None:
-    """Dropout included: the second time a block removes the same numbers. Without it the last block would be
+    """Dropout included: the second time a block removes the same numbers. Else the last block would be
     finished for some rows alone, which removes others."""
     monkeypatch.setattr(DiT, "_ends_alike", lambda model: False)
     config = small_run(tmp_path, precision=precision)

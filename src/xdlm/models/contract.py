@@ -56,8 +56,8 @@ class BackboneConfig:
 class Denoiser(nn.Module, ABC):
     """Predicts clean tokens from noisy ones."""
 
-    #: Whether the trunk's launches may be recorded and replayed (`graphed.run_trunk`): only if it never
-    #: waits for the GPU and does the same whatever the values of its inputs.
+    #: Whether the launches of the trunk, or of its body, may be recorded and replayed (`graphed`): only if
+    #: it never waits for the GPU and does the same whatever the values of its inputs.
     replayable: bool = False
     #: Whether `head` is `hidden @ head_weight.T + head_bias`. Any other is a function without weights.
     linear_head: bool = True

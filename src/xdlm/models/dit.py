@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import ClassVar, NamedTuple, cast
 
 import torch
@@ -154,8 +155,8 @@ class DiT(Denoiser):
         if not self._ends_alike():
             return super().body(z, t, label)
         run = self._start(z, t, label)
-        h, branch = self._through(self.blocks[:-1], run, None)
         last = self.config.depth - 1
+        h, branch = self._through(islice(self.blocks, last), run, None)
         block = cast(Block, self.blocks[-1])
         given = run.modulation[6 * last :]
         h, attended, _ = block.attend(h, branch, given[:2], run.angles, run.how)
@@ -177,11 +178,13 @@ class DiT(Denoiser):
         return self.final_norm(h, branch, *modulation[4:], how)[1][0]
 
     def _ends_alike(self) -> bool:
-        last = self.blocks[-1]
-        as_written = (
-            type(last) is Block and "forward" not in vars(last) and "trunk" not in vars(self)
-        )
-        return as_written and not self.config.time_conditioning and self.label_embed is None
+        """Whether the last block does the same in every sequence, and is what it was written as."""
+        last, kind = self.blocks[-1], type(self)
+        wrapped = "forward" in vars(last) or "trunk" in vars(self) or _has_hooks(last)
+        derived = kind.trunk is not DiT.trunk or kind._condition is not DiT._condition
+        if wrapped or derived or type(last) is not Block or self.causal:
+            return False
+        return not self.config.time_conditioning and self.label_embed is None
 
     def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
         if self.causal:
@@ -259,8 +262,8 @@ class How(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What blocks are given: the stream, shifts, scales and gates of all of them, and what two of them drop
-    by, or None."""
+    """What blocks are given: the stream, shifts, scales and gates of all of them, the angles of positions,
+    and two seeds for each block to drop by, or None."""
 
     h: Tensor
     modulation: Sequence[Tensor]
@@ -405,8 +408,11 @@ def kernels_can_run(h: Tensor) -> bool:
 
 def _is_plain(layer: nn.Module) -> bool:
     """A linear layer that does no more than that: not wrapped by an adapter, without hooks."""
-    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return type(layer) is nn.Linear and not hooks
+    return type(layer) is nn.Linear and not _has_hooks(layer)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 class TimeEmbedding(nn.Module):

@@ -1,4 +1,4 @@
-"""A trunk's many small launches, recorded once as a CUDA graph and replayed as one.
+"""A trunk's many small launches, or its body's, recorded once as a CUDA graph and replayed as one.
 
 Launching costs a CPU some ten microseconds each, and a trunk has hundreds forward and again backward;
 on a fast GPU that is longer than the work itself. A recording belongs to one shape, one mode and one set of
@@ -165,8 +165,7 @@ class _TrainRecording:
     def __init__(
         self, denoiser: Denoiser, part: Part, z: Tensor, t: Tensor, label: Tensor | None
     ) -> None:
-        self._inputs, self._parameters = _Inputs(z, t, label), list(denoiser.parameters())
-        self._state = denoiser.replay_state()
+        self._inputs, self._state = _Inputs(z, t, label), denoiser.replay_state()
         self.runs = 0
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # Leaves of their own over the same memory: those of the model may still belong to the graph of
@@ -196,17 +195,18 @@ class _TrainRecording:
         #: Upstream gradients, None where there is none.
         self.d_states = [torch.empty_like(s) if s.requires_grad else None for s in states]
         reached = [state for state in states if state.requires_grad]
-        self.reaches_trunk = bool(reached)
         if reached:
             upstream = [d for d in self.d_states if d is not None]
             with torch.cuda.graph(self.backward_graph, pool=pool, stream=stream):
                 gradients = torch.autograd.grad(reached, trained, upstream, allow_unused=True)
-        found = iter(gradients)
-        self.gradients = [next(found) if p.requires_grad else None for p in self._parameters]
+        # Others may have gradients from elsewhere, which shall not wait for these.
+        with_gradient = [p for p in denoiser.parameters() if p.requires_grad]
+        found = [(p, g) for p, g in zip(with_gradient, gradients, strict=True) if g is not None]
+        self._parameters, self.gradients = [p for p, _ in found], [g for _, g in found]
 
     def __call__(self, z: Tensor, t: Tensor, label: Tensor | None) -> tuple[Tensor, ...]:
         self._inputs.fill(z, t, label)
-        if self.reaches_trunk:
+        if self._parameters:
             return _Replay.apply(self, *self._parameters)
         self.forward_graph.replay()
         return self.states
@@ -249,11 +249,9 @@ class _Replay(torch.autograd.Function):
             if own is not None:
                 own.copy_(given)
         recording.backward_graph.replay()
-        found = [g for g in recording.gradients if g is not None]
-        copies = [torch.empty_like(g) for g in found]
-        torch._foreach_copy_(copies, found)  # in a few launches instead of one each
-        left = iter(copies)
-        return (None, *(None if g is None else next(left) for g in recording.gradients))
+        copies = [torch.empty_like(g) for g in recording.gradients]
+        torch._foreach_copy_(copies, recording.gradients)  # in a few launches instead of one each
+        return (None, *copies)
 
 
 class _Memory:
@@ -284,7 +282,8 @@ class _Memory:
             return None
         self._recordings[key] = recording
         if len(self._recordings) > _KEPT:
-            self._recordings.popitem(last=False)
+            dropped, _ = self._recordings.popitem(last=False)
+            self._seen.pop(dropped, None)  # it would be recorded again at its next call
         return recording
 
 

@@ -112,9 +112,9 @@ def blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
         yield slice(start, min(start + size, n_rows))
 
 
-def _blocks(rows: HeadRows, math: BlockMath, *, for_gradient: bool) -> Iterator[slice]:
+def _blocks(rows: HeadRows, head: Head, math: BlockMath, *, for_gradient: bool) -> Iterator[slice]:
     elements = math.gradient_elements if for_gradient else math.elements
-    return blocks(len(rows.hidden), len(rows.weight), elements)
+    return blocks(len(rows.hidden), len(head.weight), elements)
 
 
 class _HeadGradient:
@@ -176,7 +176,7 @@ class _RowStats(torch.autograd.Function):
         rows, (special, impl) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
         math, head = _prepared(rows, special, impl)
         found = empty_found(rows, for_gradient=False)
-        for part in _blocks(rows, math, for_gradient=False):
+        for part in _blocks(rows, head, math, for_gradient=False):
             math.stats(rows, part, head, found)
         ctx.save_for_backward(*rows)
         ctx.special, ctx.impl = special, impl
@@ -190,7 +190,7 @@ class _RowStats(torch.autograd.Function):
         gradient = _HeadGradient(rows.hidden, head, ctx.needs_input_grad[:3])
         found = empty_found(rows, for_gradient=True)
         d = RowStats(*(grad.double().contiguous() for grad in upstream))
-        for part in _blocks(rows, math, for_gradient=True):
+        for part in _blocks(rows, head, math, for_gradient=True):
             state = math.stats(rows, part, head, found)
             gradient.add(
                 part, math.gradient(rows, part, state, found, d, for_bias=gradient.for_bias)
@@ -211,7 +211,7 @@ class _RowLoss(torch.autograd.Function):
         found = empty_found(rows, for_gradient=gradient is not None)
         losses, *d = torch.zeros(5, len(rows.hidden), dtype=torch.float64, device=rows.x.device)
         out = RowLosses(losses, RowStats(*d))
-        for part in _blocks(rows, math, for_gradient=gradient is not None):
+        for part in _blocks(rows, head, math, for_gradient=gradient is not None):
             state = math.stats(rows, part, head, found)
             if gradient is not None:
                 loss(found.stats, part, out)

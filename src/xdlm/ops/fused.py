@@ -80,7 +80,8 @@ class TritonBlock:
             logits, rows.x, rows.z, given_or(rows.log_c, rows.x), *sums, *out.stats,
             given_or(out.spread, logits), part.start, logits.stride(0), tiles, width=logits.shape[1],
             TILES=triton.next_power_of_2(tiles), HAS_SUM=rows.log_c is not None,
-            NEED_SPREAD=out.spread is not None, BLOCK=_STATS_BLOCK, num_warps=_STATS_WARPS,
+            NEED_SPREAD=out.spread is not None, BLOCK=_block(logits.shape[1] // 4, _STATS_BLOCK),
+            num_warps=_STATS_WARPS,
         )  # fmt: skip
         return logits
 
@@ -96,15 +97,21 @@ class TritonBlock:
     ) -> LogitGradient:
         n_rows, width = state.shape
         d_logits = torch.empty_like(state, dtype=rows.hidden.dtype)
-        down, across = triton.cdiv(n_rows, _GRADIENT_ROWS), triton.cdiv(width, _GRADIENT_BLOCK)
+        block = _block(width, _GRADIENT_BLOCK)
+        down, across = triton.cdiv(n_rows, _GRADIENT_ROWS), triton.cdiv(width, block)
         sums = state.new_empty(down if for_bias else 0, width)
-        _gradient_kernel[(across, down)](
+        _gradient_kernel[(down * across,)](
             state, d_logits, sums, rows.x, rows.z, given_or(rows.log_c, rows.x), found.stats.lse,
             found.spread, *d, part.start, n_rows, state.stride(0), width=width,
             HAS_SUM=rows.log_c is not None, FOR_BIAS=for_bias, ROWS=_GRADIENT_ROWS,
-            BLOCK=_GRADIENT_BLOCK, num_warps=_GRADIENT_WARPS,
+            BLOCK=block, num_warps=_GRADIENT_WARPS,
         )  # fmt: skip
         return LogitGradient(d_logits, sums.sum(0) if for_bias else None)
+
+
+def _block(width: int, most: int) -> int:
+    """Tokens that a program takes at a time: no more than there are."""
+    return min(most, max(32, triton.next_power_of_2(width)))
 
 
 @triton.jit
@@ -155,10 +162,9 @@ def _four_blocks(row_ptr, token, width: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pair(one, other, highest, c):
-    """With u, v = c p of two tokens: `both = (1 + u)(1 + v) - 1`, so that one logarithm does for two, and
-    `both + u v`, since u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
-    u, v = c * tl.exp2(one - highest), c * tl.exp2(other - highest)
+def _pair(u, v):
+    """`both = (1 + u)(1 + v) - 1`, so that one logarithm does for two, and `both + u v`, since
+    u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
     product = u * v
     both = u + v + product
     return both, both + product
@@ -195,22 +201,25 @@ def _stats_kernel(
         for offset in range(0, width, STEP):
             token = last - offset - STEP + lanes
             next_one, next_two, next_three, next_four = _four_blocks(row_ptr, token, width, BLOCK)
-            a, more_a = _pair(one, two, highest, c)
-            b, more_b = _pair(three, four, highest, c)
+            one, two = c * tl.exp2(one - highest), c * tl.exp2(two - highest)
+            three, four = c * tl.exp2(three - highest), c * tl.exp2(four - highest)
             if in_range:
+                a, more_a = _pair(one, two)
+                b, more_b = _pair(three, four)
                 both = a + b + a * b
                 total += log1p(both)
                 if NEED_SPREAD:
                     spread += (more_a * (1 + b) + more_b * (1 + a)) / (1 + both)
             else:
-                total += log1p(a) + log1p(b)
+                total += (log1p(one) + log1p(two)) + (log1p(three) + log1p(four))
                 if NEED_SPREAD:
-                    spread += more_a / (1 + a) + more_b / (1 + b)
+                    spread += one / (1 + one) + two / (1 + two)
+                    spread += three / (1 + three) + four / (1 + four)
             one, two, three, four = next_one, next_two, next_three, next_four
         tl.store(total_ptr + row, tl.sum(total, 0))
         if NEED_SPREAD:
             tl.store(spread_ptr + row, tl.sum(spread, 0))
-    log2 = 0.6931471805599453
+    log2: tl.constexpr = 0.6931471805599453
     tl.store(lse_ptr + row, highest.to(tl.float64) * log2 + tl.log(mass.to(tl.float64)))
     tl.store(logit_x_ptr + row, at_x.to(tl.float64) * log2)
     tl.store(logit_z_ptr + row, at_z.to(tl.float64) * log2)
@@ -225,7 +234,8 @@ def _gradient_kernel(
 ):  # fmt: skip
     """`p (d_lse - d_S spread) + d_S u/(1 + u)`, plus d_x at x and d_z at z, for a block of tokens of some
     rows; and the sum over these rows."""
-    start, tile = tl.program_id(0) * BLOCK, tl.program_id(1)
+    ACROSS: tl.constexpr = (width + BLOCK - 1) // BLOCK
+    start, tile = tl.program_id(0) % ACROSS * BLOCK, tl.program_id(0) // ACROSS
     HALF: tl.constexpr = BLOCK // 2
     token = start + tl.arange(0, HALF)
     sum_a = tl.zeros((HALF,), tl.float32)
@@ -247,11 +257,14 @@ def _gradient_kernel(
         p_a, p_b = tl.exp2((value_a - high) - low), tl.exp2((value_b - high) - low)
         a, b = p_a * on_probs, p_b * on_probs
         if HAS_SUM:
-            # One division for two: their denominators' product is at most (1 + c/2)^2.
             below_a, below_b = 1 + c * p_a, 1 + c * p_b
-            share = (d_total * c) / (below_a * below_b)
-            a += p_a * (share * below_b)
-            b += p_b * (share * below_a)
+            if c < 1e18:  # one division for two: their denominators' product is at most (1 + c/2)^2
+                share = (d_total * c) / (below_a * below_b)
+                a += p_a * (share * below_b)
+                b += p_b * (share * below_a)
+            else:
+                a += d_total * (c * p_a / below_a)
+                b += d_total * (c * p_b / below_b)
         if (x >= start) & (x < start + BLOCK):
             d_x = tl.load(d_x_ptr + row).to(tl.float32)
             a += tl.where(token == x, d_x, 0.0)

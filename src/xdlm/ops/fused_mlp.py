@@ -34,7 +34,7 @@ def fused_mlp(
         pieces = max(1, round(len(flat) / _PIECE))
         for part, result in zip(flat.chunk(pieces), out.chunk(pieces), strict=True):
             torch.mm(_inner(part, weight_in, bias_in), weight_out.T, out=result)
-    return out.view(*h.shape[:-1], -1)
+    return out.view(*h.shape[:-1], len(weight_out))
 
 
 def _inner(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

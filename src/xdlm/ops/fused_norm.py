@@ -123,7 +123,7 @@ class _AdaptiveNorm(torch.autograd.Function):
         d_value = torch.empty_like(after) if value is not None else None
         if len(scale) == 1:  # one sum for all, so that chunks may go on from entry to entry
             batch, length = 1, batch * length
-        chunk = triton.cdiv(length, max(1, _RESIDENT * multiprocessors(after) // batch))
+        chunk = max(1, triton.cdiv(length, max(1, _RESIDENT * multiprocessors(after) // batch)))
         chunks = triton.cdiv(length, chunk)
         n_sums, block = 2 if value is None else 4, triton.next_power_of_2(width)
         sums = after.new_empty(batch, chunks, n_sums, width, dtype=torch.float32)

@@ -12,7 +12,7 @@ _CHUNK = 4096
 
 def fused_order(mask: Tensor) -> tuple[Tensor, Tensor]:
     """As `gather.ordered_rows`, for a flat mask that is not empty."""
-    n = len(mask)
+    mask, n = mask.contiguous(), len(mask)
     chunks = triton.cdiv(n, _CHUNK)
     counts = torch.empty(chunks, dtype=torch.int32, device=mask.device)
     order = torch.empty(n, dtype=torch.int64, device=mask.device)

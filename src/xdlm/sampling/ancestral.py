@@ -210,11 +210,11 @@ def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, T
 
     On a GPU it is all of them where hardly one could be left out, since to look which would make the
     device wait for the host; and where it is more than a quarter. Else others fill them up to a quarter, an
-    eighth and so on: attention prepares for every size that it has not met, and sizes that repeat are
+    eighth or a sixteenth: attention prepares for every size that it has not met, and sizes that repeat are
     replayed.
     """
     everyone = None, slice(None)
-    if not needs_head.is_cuda:
+    if not _on_gpu(needs_head):
         mask = needs_head.any(1)
         return mask, mask.nonzero()[:, 0]
     if leg.gain * run.n_free > _SURELY_BUSY:
@@ -225,15 +225,15 @@ def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, T
     return everyone if size is None else (mask, order[:size])
 
 
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
 def part_of(whole: int, count: int) -> int | None:
-    """The smallest of a quarter, an eighth and so on of a whole that holds `count`, 0 for none; None where
-    there are more than a quarter."""
-    if 4 * count > whole:
-        return None
-    size = whole // 4
-    while count <= size // 2 < size:
-        size //= 2
-    return size
+    """The smallest of a quarter, an eighth and a sixteenth of a whole that holds `count`, 0 for none; None
+    where there are more than a quarter."""
+    parts = [whole // 16, whole // 8, whole // 4]
+    return next((part for part in parts if part >= count), None) if count else 0
 
 
 def _hidden(

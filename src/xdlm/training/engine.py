@@ -141,7 +141,8 @@ class GradientSum:
 
     Weights form buckets, the last of them first, since their gradients come first. A bucket is sent when
     it and all before it are complete: the order is the same everywhere, whatever comes when. A trunk that
-    is replayed as a CUDA graph has all its gradients at its end; then only the head's travel meanwhile.
+    is replayed as a CUDA graph has all its gradients at its end; then only those of the head, and of what
+    is finished for its rows alone, travel meanwhile.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -58,8 +58,8 @@ def make_loss(config: RunConfig, process: NoiseProcess | None) -> Loss:
 
 @dataclass(frozen=True)
 class DiffusionLoss:
-    """Continuous-time loss of a denoiser under a noise process: noise a batch, run the trunk, run the head
-    where it matters."""
+    """Continuous-time loss of a denoiser under a noise process: noise a batch, run the trunk, and its end
+    and the head where it matters."""
 
     process: NoiseProcess
     weighting: Weighting = elbo_weight

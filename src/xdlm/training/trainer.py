@@ -104,7 +104,7 @@ class Trainer:
             labelled=config.model.n_classes > 0,
         )  # fmt: skip
         self.meter = Meter(
-            self.model, self.device, self.precision, batch=config.train.batch, length=rows.length,
+            self.engine.running, self.device, self.precision, batch=config.train.batch, length=rows.length,
             processes=self.world.size,
         )  # fmt: skip
         self.step = 0
