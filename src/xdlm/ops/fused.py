@@ -115,7 +115,14 @@ def _block(width: int, most: int) -> int:
 
 
 @triton.jit
-def load_logits(row_ptr, token, width: tl.constexpr):
+def _load_c(log_c_ptr):
+    """c = alpha/b, at most 1e18, so that the product of two (1 + c p) is a float32: noise of less than
+    1e-18 counts for that much."""
+    return tl.minimum(tl.exp(tl.load(log_c_ptr).to(tl.float32)), 1e18)
+
+
+@triton.jit
+def _load_logits(row_ptr, token, width: tl.constexpr):
     return tl.load(row_ptr + token, mask=token < width, other=-float("inf"))
 
 
@@ -162,9 +169,10 @@ def _four_blocks(row_ptr, token, width: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pair(u, v):
-    """`both = (1 + u)(1 + v) - 1`, so that one logarithm does for two, and `both + u v`, since
-    u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
+def _pair(one, other, highest, c):
+    """With u, v = c p of two tokens: `both = (1 + u)(1 + v) - 1`, so that one logarithm does for two, and
+    `both + u v`, since u/(1 + u) + v/(1 + v) = (both + u v)/(1 + both)."""
+    u, v = c * tl.exp2(one - highest), c * tl.exp2(other - highest)
     product = u * v
     both = u + v + product
     return both, both + product
@@ -190,31 +198,28 @@ def _stats_kernel(
         one, two, three, four = _four_blocks(row_ptr, last + lanes, width, BLOCK)
     x, z = tl.load(x_ptr + row), tl.load(z_ptr + row)
     highest, mass = total_of(top_ptr, mass_ptr, here, tiles, TILES)
-    at_x, at_z = load_logits(row_ptr, x, width), load_logits(row_ptr, z, width)
+    at_x, at_z = _load_logits(row_ptr, x, width), _load_logits(row_ptr, z, width)
     if HAS_SUM:
         total = tl.zeros((BLOCK,), tl.float32)
         spread = tl.zeros((BLOCK,), tl.float32)
-        c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
+        c = _load_c(log_c_ptr + row)
         # The product of four (1 + u) is at most (1 + c/4)^4, since probabilities add up to 1.
         in_range = c < 1e10
         c /= mass
         for offset in range(0, width, STEP):
             token = last - offset - STEP + lanes
             next_one, next_two, next_three, next_four = _four_blocks(row_ptr, token, width, BLOCK)
-            one, two = c * tl.exp2(one - highest), c * tl.exp2(two - highest)
-            three, four = c * tl.exp2(three - highest), c * tl.exp2(four - highest)
+            a, more_a = _pair(one, two, highest, c)
+            b, more_b = _pair(three, four, highest, c)
             if in_range:
-                a, more_a = _pair(one, two)
-                b, more_b = _pair(three, four)
                 both = a + b + a * b
                 total += log1p(both)
                 if NEED_SPREAD:
                     spread += (more_a * (1 + b) + more_b * (1 + a)) / (1 + both)
             else:
-                total += (log1p(one) + log1p(two)) + (log1p(three) + log1p(four))
+                total += log1p(a) + log1p(b)
                 if NEED_SPREAD:
-                    spread += one / (1 + one) + two / (1 + two)
-                    spread += three / (1 + three) + four / (1 + four)
+                    spread += more_a / (1 + a) + more_b / (1 + b)
             one, two, three, four = next_one, next_two, next_three, next_four
         tl.store(total_ptr + row, tl.sum(total, 0))
         if NEED_SPREAD:
@@ -247,24 +252,21 @@ def _gradient_kernel(
         if HAS_SUM:
             d_total = tl.load(d_total_ptr + row).to(tl.float32)
             on_probs -= d_total * tl.load(spread_ptr + row)
-            c = tl.exp(tl.load(log_c_ptr + row).to(tl.float32))
+            c = _load_c(log_c_ptr + row)
         # Subtract in two parts, so that a float32 logit loses nothing to the size of lse.
         lse = tl.load(lse_ptr + row) * 1.4426950408889634
         high = lse.to(tl.float32)
         low = (lse - high.to(tl.float64)).to(tl.float32)
-        value_a = load_logits(logits_ptr + place, token, width)
-        value_b = load_logits(logits_ptr + place, token + HALF, width)
+        value_a = _load_logits(logits_ptr + place, token, width)
+        value_b = _load_logits(logits_ptr + place, token + HALF, width)
         p_a, p_b = tl.exp2((value_a - high) - low), tl.exp2((value_b - high) - low)
         a, b = p_a * on_probs, p_b * on_probs
         if HAS_SUM:
+            # One division for two: their denominators' product is at most (1 + c/2)^2.
             below_a, below_b = 1 + c * p_a, 1 + c * p_b
-            if c < 1e18:  # one division for two: their denominators' product is at most (1 + c/2)^2
-                share = (d_total * c) / (below_a * below_b)
-                a += p_a * (share * below_b)
-                b += p_b * (share * below_a)
-            else:
-                a += d_total * (c * p_a / below_a)
-                b += d_total * (c * p_b / below_b)
+            share = (d_total * c) / (below_a * below_b)
+            a += p_a * (share * below_b)
+            b += p_b * (share * below_a)
         if (x >= start) & (x < start + BLOCK):
             d_x = tl.load(d_x_ptr + row).to(tl.float32)
             a += tl.where(token == x, d_x, 0.0)
