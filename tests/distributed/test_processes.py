@@ -64,7 +64,7 @@ from torch.nn import functional as F
 from xdlm.api import load_tokenizer
 from xdlm.cli.train import make_trainer
 from xdlm.config import load_config
-from xdlm.models import dit
+from xdlm.models import layers
 from xdlm.training import engine
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
 from xdlm.training.parallel import join_world
@@ -83,7 +83,7 @@ def bias_left_to_the_next(self, h, how):
     inner = F.gelu(self.mlp_in(h), approximate="tanh")
     return F.linear(inner, self.mlp_out.weight), self.mlp_out.bias
 
-dit.Block._mlp = bias_left_to_the_next
+layers.Block._mlp = bias_left_to_the_next
 
 with join_world() as world:
     for file in map(Path, sys.argv[1:]):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from xdlm.models import DiT, DiTConfig
-from xdlm.models.dit import Branch
+from xdlm.models.layers import Branch
 from xdlm.ops.fused_norm import fused_adaptive_norm
 from xdlm.training.device import compile_trunk
 

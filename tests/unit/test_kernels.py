@@ -170,6 +170,7 @@ print("equal")
 TRUNK = """
 import torch
 from xdlm.models import DiT, DiTConfig, dit
+from xdlm.models.layers import Branch
 from xdlm.ops.fused_norm import fused_adaptive_norm
 
 dit.kernels_can_run = lambda h: True
@@ -217,7 +218,7 @@ for changes, causal in (({}, False), (more, False), ({}, True)):
 # Dropout: the share, the scale, the same places in the backward pass.
 torch.manual_seed(1)
 value, one = torch.ones(2, 16, 96, requires_grad=True), torch.ones(1, 96)
-branch = dit.Branch(value, None, one, 0.25, torch.tensor([7], dtype=torch.int32))
+branch = Branch(value, None, one, 0.25, torch.tensor([7], dtype=torch.int32))
 after, _ = fused_adaptive_norm(
     torch.zeros(2, 16, 96), one[0], 0 * one, 0 * one, branch=branch
 )

@@ -11,7 +11,7 @@ import torch
 
 from xdlm import UserError
 from xdlm.models import PRESETS, DiT, DiTConfig, LevelDiTConfig, build_denoiser
-from xdlm.models.dit import rotary_angles, rotate
+from xdlm.models.layers import rotary_angles, rotate
 from xdlm.noise import LogLinear
 from xdlm.training.blocks import checkpoint_blocks
 

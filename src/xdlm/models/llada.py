@@ -23,7 +23,7 @@ from xdlm.models.contract import (
     KeyValueExchange,
     refuse_labels,
 )
-from xdlm.models.dit import Angles, rotate
+from xdlm.models.layers import Angles, rotate
 from xdlm.structs import Vocab
 
 

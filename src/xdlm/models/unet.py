@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
-from xdlm.models.dit import TimeEmbedding, kernels_can_run
+from xdlm.models.layers import TimeEmbedding, kernels_can_run
 from xdlm.models.logistic import LOG_SCALES, SHIFT, level_draws, level_log_probs
 from xdlm.ops.device import has_triton
 from xdlm.ops.head import Guide

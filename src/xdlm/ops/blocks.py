@@ -37,14 +37,7 @@ class BlockMath(Protocol):
         ...
 
     def gradient(
-        self,
-        rows: HeadRows,
-        part: slice,
-        state: Tensor,
-        found: Found,
-        d: RowStats,
-        *,
-        for_bias: bool,
+        self, rows: HeadRows, part: slice, state: Tensor, found: Found, d: RowStats
     ) -> LogitGradient:
         """From what `stats` gave and wrote."""
         ...
@@ -61,7 +54,7 @@ class Head(NamedTuple):
 
 
 class LogitGradient(NamedTuple):
-    """Of a block [rows, V], in the dtype of the head's inputs; and, if asked for, the sum over its rows."""
+    """Of a block [rows, V], in the dtype of the head's inputs; and the sum over rows, for a bias."""
 
     d_logits: Tensor
     d_bias: Tensor | None
@@ -131,10 +124,6 @@ class _HeadGradient:
             else None
         )
 
-    @property
-    def for_bias(self) -> bool:
-        return self.bias is not None
-
     def add(self, rows: slice, block: LogitGradient) -> None:
         d_logits, d_bias = block
         if self.hidden is not None:
@@ -192,9 +181,7 @@ class _RowStats(torch.autograd.Function):
         d = RowStats(*(grad.double().contiguous() for grad in upstream))
         for part in _blocks(rows, head, math, for_gradient=True):
             state = math.stats(rows, part, head, found)
-            gradient.add(
-                part, math.gradient(rows, part, state, found, d, for_bias=gradient.for_bias)
-            )
+            gradient.add(part, math.gradient(rows, part, state, found, d))
         one = torch.ones((), device=rows.hidden.device)
         return (*gradient.scaled(one), None, None, None, None, None)
 
@@ -215,8 +202,7 @@ class _RowLoss(torch.autograd.Function):
             state = math.stats(rows, part, head, found)
             if gradient is not None:
                 loss(found.stats, part, out)
-                d_block = math.gradient(rows, part, state, found, out.d, for_bias=gradient.for_bias)
-                gradient.add(part, d_block)
+                gradient.add(part, math.gradient(rows, part, state, found, out.d))
         if gradient is None:
             loss(found.stats, slice(0, len(rows.hidden)), out)
         ctx.gradient = gradient

@@ -36,14 +36,7 @@ class TorchBlock:
         return probs
 
     def gradient(
-        self,
-        rows: HeadRows,
-        part: slice,
-        state: Tensor,
-        found: Found,
-        d: RowStats,
-        *,
-        for_bias: bool,
+        self, rows: HeadRows, part: slice, state: Tensor, found: Found, d: RowStats
     ) -> LogitGradient:
         probs = state
         d_lse, d_x, d_z, d_total = (field[part, None].to(probs.dtype) for field in d)
@@ -58,7 +51,7 @@ class TorchBlock:
         # A special token's logit is the constant -inf: nothing flows back into it.
         ordinary = found.stats.logit_z[part, None].isfinite()
         d_logits.scatter_add_(1, rows.z[part, None], torch.where(ordinary, d_z, 0.0))
-        d_bias = d_logits.sum(0) if for_bias else None
+        d_bias = None if rows.bias is None else d_logits.sum(0)
         return LogitGradient(d_logits.to(rows.hidden.dtype), d_bias)
 
 

@@ -86,16 +86,9 @@ class TritonBlock:
         return logits
 
     def gradient(
-        self,
-        rows: HeadRows,
-        part: slice,
-        state: Tensor,
-        found: Found,
-        d: RowStats,
-        *,
-        for_bias: bool,
+        self, rows: HeadRows, part: slice, state: Tensor, found: Found, d: RowStats
     ) -> LogitGradient:
-        n_rows, width = state.shape
+        (n_rows, width), for_bias = state.shape, rows.bias is not None
         d_logits = torch.empty_like(state, dtype=rows.hidden.dtype)
         block = _block(width, _GRADIENT_BLOCK)
         down, across = triton.cdiv(n_rows, _GRADIENT_ROWS), triton.cdiv(width, block)

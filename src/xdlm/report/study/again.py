@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.report.comparison import method_of
@@ -31,9 +30,6 @@ from xdlm.report.study.verdict import (
 )
 from xdlm.report.study.writing import all_steps, findings, numbers_of_texts
 from xdlm.report.tables import markdown_table
-
-if TYPE_CHECKING:
-    pass
 
 TITLE = "Trained again"
 #: Of something, before and again.

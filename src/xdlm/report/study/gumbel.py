@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from xdlm.report.study import paper
 from xdlm.report.study.beside import GUMBEL
@@ -28,9 +27,6 @@ from xdlm.report.study.verdict import (
 )
 from xdlm.report.study.writing import FEWEST, all_steps, compared, entropies, numbers_of_texts
 from xdlm.report.tables import markdown_table
-
-if TYPE_CHECKING:
-    pass
 
 TITLE = "Drawn by float32 noise"
 _WAYS = ("exact draws", "float32 noise")
