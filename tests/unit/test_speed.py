@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from xdlm import Vocab
 from xdlm.cli.main import main
 from xdlm.evaluation.plain import plain_decode, plain_loss, plain_sample
-from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure
+from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure, measure_in_turn
 from xdlm.models import PRESETS, DiT, DiTConfig
 from xdlm.noise import Mixed
 from xdlm.objective import nelbo
@@ -102,6 +103,38 @@ def test_a_cell_says_what_it_measured() -> None:
     for cell in cells:
         assert cell.tokens_per_s == pytest.approx(2 * 8 / cell.seconds)
         assert cell.peak_gb is None
+
+
+def test_methods_in_turn_are_timed_run_by_run(monkeypatch) -> None:
+    clock, order = iter(range(10_000)), []
+
+    def task(_, impl, model, process, given):
+        return lambda: order.append((impl, process.vocab.size))
+
+    monkeypatch.setattr("xdlm.evaluation.speed._task", task)
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    cells = list(measure_in_turn(("mdlm", "udlm"), replace(setting(), repeats=3), ("train",)))
+    assert order == 4 * [("ours", 41), ("ours", 40)]
+    assert [(c.method, c.impl, c.seconds, c.spread) for c in cells] == [
+        ("mdlm", "in turn", 1.0, 0.0), ("udlm", "in turn", 1.0, 0.0),
+    ]  # fmt: skip
+    assert all(c.peak_gb is None for c in cells)
+
+
+def test_a_table_in_turn_has_the_first_method_as_its_unit(tmp_path, capsys) -> None:
+    file, plot = tmp_path / "speed.csv", tmp_path / "speed.png"
+    main(["bench", "--methods", "mdlm", "xdlm", "--tasks", "forward", "--no-plain", "--in-turn", "--device",
+          "cpu", "--vocab", "40", "--csv", str(file), "--plot", str(plot)])  # fmt: skip
+    rows = [row.split(",") for row in file.read_text().splitlines()[1:]]
+    assert [row[:3] for row in rows] == [
+        ["mdlm", "forward", "ours"], ["xdlm", "forward", "ours"],
+        ["mdlm", "forward", "in turn"], ["xdlm", "forward", "in turn"],
+    ]  # fmt: skip
+    ratio = float(rows[2][4]) / float(rows[3][4])
+    assert f"{ratio:.1%}" in capsys.readouterr().out and plot.exists()
+    with pytest.raises(SystemExit):
+        main(["bench", "--methods", "mdlm", "--in-turn", "--device", "cpu"])
+    assert "at least two" in capsys.readouterr().err
 
 
 def test_a_unet_is_measured_too(tmp_path, capsys) -> None:

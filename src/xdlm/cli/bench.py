@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,12 +22,16 @@ from xdlm.config import load_config
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.speed import (
+    IN_TURN,
     METHODS,
+    OURS,
+    PLAIN,
     TASKS,
     Speed,
     SpeedSetting,
     check_names,
     measure,
+    measure_in_turn,
     repeats_of,
 )
 from xdlm.evaluation.waiting import measure_loader
@@ -43,6 +48,7 @@ examples:
   xdlm bench
   xdlm bench --methods xdlm --tasks train --no-plain
   xdlm bench --csv benchmarks/results.csv --plot bench.png
+  xdlm bench --no-plain --in-turn
   xdlm bench --scan vocab --methods xdlm --tasks train
   xdlm bench --preset unet --csv benchmarks/images.csv
   xdlm bench --loader recipes/cpu-tiny.yaml
@@ -71,6 +77,9 @@ class Options:
     """Which columns: forward (every row), forward-thinned, train (forward + backward), sample."""
     plain: bool = True
     """Measure the plain implementation too."""
+    in_turn: bool = False
+    """Then time the methods once more, a run of each after the other, to compare them with the first one: a
+    GPU's clock wanders by more than a few per cent between minutes."""
     preset: str | None = None
     """Model size; by default small on a GPU and nano on a CPU. unet and unet-nano are models of pixels,
     which fix the vocabulary and the length."""
@@ -116,6 +125,8 @@ def run(arguments: list[str]) -> None:
         _bench_loader(options.loader, options)
         return
     check_names(options.methods, options.tasks)
+    if options.in_turn and (len(options.methods) < 2 or options.scan is not None):
+        raise UserError("--in-turn compares methods at one size: give at least two, and no --scan")
     setting = _setting(options)
     _check_targets(options)
     measured = [(each, _measure_all(each, options)) for each in _settings(setting, options.scan)]
@@ -129,7 +140,8 @@ def run(arguments: list[str]) -> None:
 
         title = describe(setting.device)
         if options.scan is None:
-            plot_speed(measured[0][1], Path(options.plot), title=title)
+            alone = [cell for cell in measured[0][1] if cell.impl != IN_TURN]
+            plot_speed(alone, Path(options.plot), title=title)
         else:
             field = _SCANS[options.scan][0]
             points = [(getattr(each, field), cell) for each, cells in measured for cell in cells]
@@ -179,15 +191,23 @@ def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
     """Each cell is kept as soon as it is there: who stops it half-way has half of it."""
     cells: list[Speed] = []
     with console().status("") as status:
+
+        def keep(measured: Iterator[Speed], what: str) -> None:
+            try:
+                for cell in measured:
+                    cells.append(cell)
+                    if options.csv is not None:
+                        _append(Path(options.csv), cell, setting)
+            except torch.cuda.OutOfMemoryError:
+                console().print(f"{what}: out of memory")
+
         for method in options.methods:
-            for impl in ("ours", "plain") if options.plain else ("ours",):
-                try:
-                    for cell in measure(method, setting, impl, options.tasks, status.update):
-                        cells.append(cell)
-                        if options.csv is not None:
-                            _append(Path(options.csv), cell, setting)
-                except torch.cuda.OutOfMemoryError:
-                    console().print(f"{method} {impl}: out of memory")
+            for impl in (OURS, PLAIN) if options.plain else (OURS,):
+                keep(
+                    measure(method, setting, impl, options.tasks, status.update), f"{method} {impl}"
+                )
+        if options.in_turn:
+            keep(measure_in_turn(options.methods, setting, options.tasks, status.update), IN_TURN)
     return cells
 
 
@@ -231,8 +251,8 @@ def _setting(options: Options) -> SpeedSetting:
 def _show(cells: list[Speed], setting: SpeedSetting) -> None:
     task = Column("task", no_wrap=True, min_width=max(map(len, TASKS)))
     table = Table("method", task, "tok/s", "plain tok/s", "ratio", "peak GB", "plain GB")
-    plain = {(c.method, c.task): c for c in cells if c.impl == "plain"}
-    for cell in (c for c in cells if c.impl == "ours"):
+    plain = {(c.method, c.task): c for c in cells if c.impl == PLAIN}
+    for cell in (c for c in cells if c.impl == OURS):
         other = plain.get((cell.method, cell.task))
         table.add_row(
             cell.method, cell.task, f"{cell.tokens_per_s:,.0f}",
@@ -247,6 +267,25 @@ def _show(cells: list[Speed], setting: SpeedSetting) -> None:
         f"{setting.steps} steps, {str(setting.dtype).removeprefix('torch.')}"
     )
     screen.print(table)
+    in_turn = [cell for cell in cells if cell.impl == IN_TURN]
+    if in_turn:
+        screen.print(_compared(in_turn, setting))
+
+
+def _compared(cells: list[Speed], setting: SpeedSetting) -> Table:
+    """Methods that took turns, each with the speed of the first one as the unit and its standard error."""
+    table = Table("in turn", "method", "tok/s", "of the first", "+-")
+    for task in dict.fromkeys(cell.task for cell in cells):
+        n = setting.sample_repeats if task == "sample" else setting.repeats
+        first, *others = (cell for cell in cells if cell.task == task)
+        table.add_row(task, first.method, f"{first.tokens_per_s:,.0f}", "", "")
+        for cell in others:
+            ratio = first.seconds / cell.seconds
+            error = ratio * sum((c.spread / c.seconds) ** 2 / n for c in (first, cell)) ** 0.5
+            table.add_row(
+                "", cell.method, f"{cell.tokens_per_s:,.0f}", f"{ratio:.1%}", f"{error:.1%}"
+            )
+    return table
 
 
 def _size(setting: SpeedSetting) -> tuple[int, int]:

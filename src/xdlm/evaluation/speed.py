@@ -1,7 +1,9 @@
 """Throughput and peak memory of forward, forward + backward and sampling, beside `plain`.
 
 The paper's table: random tokens, warm-up runs, the mean of the timed ones. Ours and `plain` run one
-after the other in the same process on the same weights, so their ratio means something.
+after the other in the same process on the same weights, so their ratio means something. Methods that differ
+by a few per cent can also be timed in turn, a run of each after the other: the clock of a GPU that is short
+of power wanders by as much within seconds, and then it does so for all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,8 +30,10 @@ from xdlm.training.loss import DiffusionLoss
 
 METHODS = ("mdlm", "gidd", "xdlm", "udlm")
 TASKS = ("forward", "forward-thinned", "train", "sample")
+#: What is timed: ours or `plain`, each method alone; or ours once more, the methods in turn.
+OURS, PLAIN, IN_TURN = "ours", "plain", "in turn"
 #: Sampling is many passes, and needs fewer runs to warm up.
-_SAMPLE_WARMUP = {"ours": 3, "plain": 1}
+_SAMPLE_WARMUP = {OURS: 3, PLAIN: 1, IN_TURN: 3}
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class SpeedSetting:
 
 @dataclass(frozen=True)
 class Speed:
-    """One cell of the table. Memory is the peak allocated on the GPU (None on a CPU)."""
+    """One cell of the table. Memory is the peak allocated on the GPU (None on a CPU, and where several
+    methods are there at once)."""
 
     method: str
     task: str
@@ -85,30 +90,50 @@ def measure(
     on_cell: Callable[[str], None] | None = None,
 ) -> Iterator[Speed]:
     """All tasks of a method, one after the other, with `impl` "ours" or "plain"."""
+    subject = _subject(method, setting)
+    for task in tasks:
+        if impl == PLAIN and task == "forward-thinned":
+            continue
+        if on_cell is not None:
+            on_cell(f"{method} {impl} {task}")
+        yield from _timed({method: _task(task, impl, *subject, setting)}, task, impl, setting)
+
+
+def measure_in_turn(
+    methods: Sequence[str],
+    setting: SpeedSetting,
+    tasks: tuple[str, ...] = TASKS,
+    on_cell: Callable[[str], None] | None = None,
+) -> Iterator[Speed]:
+    """All tasks of several methods, a run of each method after the other."""
+    subjects = {method: _subject(method, setting) for method in methods}
+    for task in tasks:
+        if on_cell is not None:
+            on_cell(f"{', '.join(methods)} in turn {task}")
+        runs = {
+            method: _task(task, OURS, *subject, setting) for method, subject in subjects.items()
+        }
+        yield from _timed(runs, task, IN_TURN, setting)
+
+
+def _subject(method: str, setting: SpeedSetting) -> tuple[Denoiser, NoiseProcess]:
     process = make_process(method, setting)
     torch.manual_seed(0)
     model = build_denoiser(setting.model, process.vocab.size)
     with torch.no_grad():
         for parameter in model.parameters():  # no zeros: they would run faster than real weights
             parameter.add_(0.02 * torch.randn_like(parameter))
-    model = model.to(setting.device, setting.dtype)
-    for task in tasks:
-        if impl == "plain" and task == "forward-thinned":
-            continue
-        if on_cell is not None:
-            on_cell(f"{method} {impl} {task}")
-        run, repeats = _task(task, impl, model, process, setting)
-        yield _timed(run, repeats_of(impl, repeats), method, task, impl, setting)
+    return model.to(setting.device, setting.dtype), process
 
 
 def repeats_of(impl: str, repeats: int) -> int:
     """How often a task is timed: the plain implementation is many times slower, and as steady."""
-    return repeats if impl == "ours" else max(1, repeats // 5)
+    return max(1, repeats // 5) if impl == PLAIN else repeats
 
 
 def _task(
     task: str, impl: str, model: Denoiser, process: NoiseProcess, setting: SpeedSetting
-) -> tuple[Callable[[], None], int]:
+) -> Callable[[], None]:
     """A function that does the task once."""
     device = setting.device
     x = torch.randint(0, setting.n_tokens, (setting.batch, setting.length), device=device)
@@ -117,26 +142,26 @@ def _task(
     model = copy.copy(model)
     model.__dict__ = dict(model.__dict__)  # what is set below is set on this view alone
     model.train(task == "train")  # forward alone is evaluation: no dropout
-    model.kernels = impl == "ours"
-    if impl == "ours" and setting.compiled:
+    model.kernels = impl == OURS
+    if impl == OURS and setting.compiled:
         compile_trunk(model)
     counter = iter(range(1_000_000))
     if task == "sample":
-        if impl == "plain":
+        if impl == PLAIN:
             return lambda: _discard(
                 plain_sample(model, process, batch=setting.batch, length=setting.length,
                              steps=setting.steps, generator=generator)
-            ), setting.sample_repeats  # fmt: skip
+            )  # fmt: skip
         config = SamplerConfig(steps=setting.steps)
         return lambda: _discard(
             sample(model, process, batch=setting.batch, length=setting.length, config=config,
                    seed=next(counter))
-        ), setting.sample_repeats  # fmt: skip
+        )  # fmt: skip
     thinned = task in ("forward-thinned", "train")
     loss_of = DiffusionLoss(process, kept_rows=setting.kept_rows if thinned else 1.0)
 
     def loss() -> torch.Tensor:
-        if impl == "plain":
+        if impl == PLAIN:
             t = torch.rand(setting.batch, generator=generator, device=device, dtype=torch.float64)
             low, high = process.time_range
             return plain_loss(model, process, x, low + (high - low) * t, generator)
@@ -152,12 +177,13 @@ def _task(
         loss().backward()
         model.zero_grad(set_to_none=True)
 
-    return train if task == "train" else forward, setting.repeats
+    return train if task == "train" else forward
 
 
 def _timed(
-    run: Callable[[], None], repeats: int, method: str, task: str, impl: str, setting: SpeedSetting
-) -> Speed:
+    runs: Mapping[str, Callable[[], None]], task: str, impl: str, setting: SpeedSetting
+) -> Iterator[Speed]:
+    """A cell for each method; where there are several, they take turns."""
     on_gpu = setting.device.type == "cuda"
     if on_gpu:  # what earlier tasks have left, their models and recordings among it
         gc.collect()
@@ -165,17 +191,22 @@ def _timed(
         torch.cuda.empty_cache()
     longest = _SAMPLE_WARMUP[impl] if task == "sample" else setting.warmup
     for _ in range(min(setting.warmup, longest)):
-        run()
+        for run in runs.values():
+            run()
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
+    repeats = repeats_of(impl, setting.sample_repeats if task == "sample" else setting.repeats)
+    turns = [run for _ in range(repeats) for run in runs.values()]
     with _without_garbage_collection():
-        seconds = _seconds_on_gpu(run, repeats) if on_gpu else _seconds_on_cpu(run, repeats)
-    peak = _peak_bytes() / 1e9 if on_gpu else None
-    mean = sum(seconds) / repeats
-    spread = (sum((s - mean) ** 2 for s in seconds) / max(repeats - 1, 1)) ** 0.5
+        seconds = _seconds_on_gpu(turns) if on_gpu else _seconds_on_cpu(turns)
+    peak = _peak_bytes() / 1e9 if on_gpu and len(runs) == 1 else None
     tokens = setting.batch * setting.length
-    return Speed(method, task, impl, tokens / mean, mean, spread, peak)
+    for i, method in enumerate(runs):
+        own = seconds[i :: len(runs)]
+        mean = sum(own) / repeats
+        spread = (sum((s - mean) ** 2 for s in own) / max(repeats - 1, 1)) ** 0.5
+        yield Speed(method, task, impl, tokens / mean, mean, spread, peak)
 
 
 @contextmanager
@@ -200,21 +231,21 @@ def _peak_bytes() -> int:
     return torch.cuda.max_memory_allocated() + held
 
 
-def _seconds_on_gpu(run: Callable[[], None], repeats: int) -> list[float]:
+def _seconds_on_gpu(runs: Sequence[Callable[[], None]]) -> list[float]:
     """Between marks in the GPU's own stream, so that a run may be prepared while the last one ends, as
     in training."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
     marks[0].record()
-    for mark in marks[1:]:
+    for run, mark in zip(runs, marks[1:], strict=True):
         run()
         mark.record()
     torch.cuda.synchronize()
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
 
-def _seconds_on_cpu(run: Callable[[], None], repeats: int) -> list[float]:
+def _seconds_on_cpu(runs: Sequence[Callable[[], None]]) -> list[float]:
     seconds = []
-    for _ in range(repeats):
+    for run in runs:
         began = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - began)
