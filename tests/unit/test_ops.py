@@ -98,6 +98,12 @@ def test_fused_by_name_needs_a_gpu() -> None:
         resolve_impl("fused", torch.device("cpu"))
 
 
+def test_another_accelerator_falls_back_and_says_so() -> None:
+    rows._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="need a CUDA device, not mps"):
+        assert resolve_impl("auto", torch.device("mps")) == "chunked"
+
+
 def test_a_gpu_without_triton_falls_back_and_says_so_once(monkeypatch) -> None:
     monkeypatch.setattr(rows, "has_triton", lambda: False)
     rows._say_once.cache_clear()

@@ -106,17 +106,31 @@ def test_a_cell_says_what_it_measured() -> None:
 
 
 def test_methods_in_turn_are_timed_run_by_run(monkeypatch) -> None:
-    clock, order = iter(range(10_000)), []
+    """UDLM takes ten times as long, and each turn (the first is not timed) longer than the one before."""
+    clock, order = [0.0], []
 
     def task(_, impl, model, process, given):
-        return lambda: order.append((impl, process.vocab.size))
+        def run() -> None:
+            order.append(process.vocab.size)
+            clock[0] += (10 if process.vocab.size == 40 else 1) * ((len(order) - 1) // 2)
+
+        return run
 
     monkeypatch.setattr("xdlm.evaluation.speed._task", task)
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     cells = list(measure_in_turn(("mdlm", "udlm"), replace(setting(), repeats=3), ("train",)))
-    assert order == 4 * [("ours", 41), ("ours", 40)]
+    assert order == [
+        41,
+        40,
+        41,
+        40,
+        40,
+        41,
+        41,
+        40,
+    ]  # a warm-up, then turns, begun by one or the other
     assert [(c.method, c.impl, c.seconds, c.spread) for c in cells] == [
-        ("mdlm", "in turn", 1.0, 0.0), ("udlm", "in turn", 1.0, 0.0),
+        ("mdlm", "in turn", 2.0, 1.0), ("udlm", "in turn", 20.0, 10.0),
     ]  # fmt: skip
     assert all(c.peak_gb is None for c in cells)
 
@@ -130,11 +144,19 @@ def test_a_table_in_turn_has_the_first_method_as_its_unit(tmp_path, capsys) -> N
         ["mdlm", "forward", "ours"], ["xdlm", "forward", "ours"],
         ["mdlm", "forward", "in turn"], ["xdlm", "forward", "in turn"],
     ]  # fmt: skip
-    ratio = float(rows[2][4]) / float(rows[3][4])
-    assert f"{ratio:.1%}" in capsys.readouterr().out and plot.exists()
-    with pytest.raises(SystemExit):
-        main(["bench", "--methods", "mdlm", "--in-turn", "--device", "cpu"])
-    assert "at least two" in capsys.readouterr().err
+    (first, sd_first), (other, sd_other) = ((float(row[4]), float(row[5])) for row in rows[2:])
+    ratio = first / other
+    error = ratio * (((sd_first / first) ** 2 + (sd_other / other) ** 2) / 5) ** 0.5
+    shown = capsys.readouterr().out
+    assert f"{ratio:.1%}" in shown and f"{error:.1%}" in shown and plot.exists()
+    for wrong, message in (
+        (["--methods", "mdlm"], "at least two"),
+        (["--scan", "vocab"], "no --scan"),
+        (["--methods", "mdlm", "mdlm"], "named twice"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["bench", *wrong, "--in-turn", "--device", "cpu"])
+        assert message in capsys.readouterr().err
 
 
 def test_a_unet_is_measured_too(tmp_path, capsys) -> None:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -78,8 +79,9 @@ class Options:
     plain: bool = True
     """Measure the plain implementation too."""
     in_turn: bool = False
-    """Then time the methods once more, a run of each after the other, to compare them with the first one: a
-    GPU's clock wanders by more than a few per cent between minutes."""
+    """Time the methods once more when all is done, a run of each after the other, and compare them with the
+    first one: a GPU's clock wanders by a few per cent within seconds. All are in memory at once. Not with
+    --scan; the plot leaves it out."""
     preset: str | None = None
     """Model size; by default small on a GPU and nano on a CPU. unet and unet-nano are models of pixels,
     which fix the vocabulary and the length."""
@@ -207,7 +209,10 @@ def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
                     measure(method, setting, impl, options.tasks, status.update), f"{method} {impl}"
                 )
         if options.in_turn:
-            keep(measure_in_turn(options.methods, setting, options.tasks, status.update), IN_TURN)
+            keep(
+                measure_in_turn(options.methods, setting, options.tasks, status.update),
+                f"{', '.join(options.methods)} {IN_TURN}",
+            )
     return cells
 
 
@@ -273,17 +278,22 @@ def _show(cells: list[Speed], setting: SpeedSetting) -> None:
 
 
 def _compared(cells: list[Speed], setting: SpeedSetting) -> Table:
-    """Methods that took turns, each with the speed of the first one as the unit and its standard error."""
-    table = Table("in turn", "method", "tok/s", "of the first", "+-")
+    """Methods that took turns, each with the speed of the first one as the unit, and its standard error as
+    if runs were independent: what disturbs all of a turn makes that too large."""
+    table = Table("in turn", "method", "tok/s", "of the first", "+- se")
     for task in dict.fromkeys(cell.task for cell in cells):
-        n = setting.sample_repeats if task == "sample" else setting.repeats
+        n = repeats_of(IN_TURN, task, setting)
         first, *others = (cell for cell in cells if cell.task == task)
         table.add_row(task, first.method, f"{first.tokens_per_s:,.0f}", "", "")
         for cell in others:
             ratio = first.seconds / cell.seconds
             error = ratio * sum((c.spread / c.seconds) ** 2 / n for c in (first, cell)) ** 0.5
             table.add_row(
-                "", cell.method, f"{cell.tokens_per_s:,.0f}", f"{ratio:.1%}", f"{error:.1%}"
+                "",
+                cell.method,
+                f"{cell.tokens_per_s:,.0f}",
+                f"{ratio:.1%}",
+                f"{error:.1%}" if n > 1 else "",
             )
     return table
 
@@ -300,19 +310,27 @@ def _gb(cell: Speed) -> str:
     return "" if cell.peak_gb is None else f"{cell.peak_gb:.2f}"
 
 
+def _triton() -> str:
+    """Its version; empty where it is not installed."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
+
+
 def _append(file: Path, cell: Speed, setting: SpeedSetting) -> None:
     """A row; the whole file is written anew, so that it is never half a row."""
     row = {
         **asdict(cell),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(),
-        "device": describe(setting.device), "torch": torch.__version__,
-        "python": platform.python_version(), "dtype": str(setting.dtype),
+        "device": describe(setting.device), "torch": torch.__version__, "triton": _triton(),
+        "python": platform.python_version(), "dtype": str(setting.dtype), "model": setting.model.kind,
         "depth": _size(setting)[0], "width": _size(setting)[1],
         "vocab": setting.n_tokens, "batch": setting.batch, "length": setting.length,
         "steps": setting.steps, "k": setting.k, "kept_rows": setting.kept_rows,
         "dropout": setting.model.dropout, "compiled": setting.compiled, "warmup": setting.warmup,
-        "repeats": repeats_of(cell.impl, setting.repeats),
-        "sample_repeats": repeats_of(cell.impl, setting.sample_repeats),
+        "repeats": repeats_of(cell.impl, "train", setting),
+        "sample_repeats": repeats_of(cell.impl, "sample", setting),
     }  # fmt: skip
     old = file.read_text(encoding="utf-8") if file.exists() else ""
     text = io.StringIO()

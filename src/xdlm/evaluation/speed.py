@@ -3,7 +3,8 @@
 The paper's table: random tokens, warm-up runs, the mean of the timed ones. Ours and `plain` run one
 after the other in the same process on the same weights, so their ratio means something. Methods that differ
 by a few per cent can also be timed in turn, a run of each after the other: the clock of a GPU that is short
-of power wanders by as much within seconds, and then it does so for all of them.
+of power wanders by as much within seconds, and then it does so for all of them. Who follows whom changes
+from turn to turn.
 """
 
 from __future__ import annotations
@@ -126,8 +127,9 @@ def _subject(method: str, setting: SpeedSetting) -> tuple[Denoiser, NoiseProcess
     return model.to(setting.device, setting.dtype), process
 
 
-def repeats_of(impl: str, repeats: int) -> int:
+def repeats_of(impl: str, task: str, setting: SpeedSetting) -> int:
     """How often a task is timed: the plain implementation is many times slower, and as steady."""
+    repeats = setting.sample_repeats if task == "sample" else setting.repeats
     return max(1, repeats // 5) if impl == PLAIN else repeats
 
 
@@ -196,14 +198,15 @@ def _timed(
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    repeats = repeats_of(impl, setting.sample_repeats if task == "sample" else setting.repeats)
-    turns = [run for _ in range(repeats) for run in runs.values()]
+    repeats, methods = repeats_of(impl, task, setting), [*runs]
+    turns = [methods[(i + turn) % len(runs)] for turn in range(repeats) for i in range(len(runs))]
     with _without_garbage_collection():
-        seconds = _seconds_on_gpu(turns) if on_gpu else _seconds_on_cpu(turns)
-    peak = _peak_bytes() / 1e9 if on_gpu and len(runs) == 1 else None
+        timed = _seconds_on_gpu if on_gpu else _seconds_on_cpu
+        seconds = timed([runs[method] for method in turns])
+    peak = _peak_bytes() / 1e9 if on_gpu and impl != IN_TURN else None
     tokens = setting.batch * setting.length
-    for i, method in enumerate(runs):
-        own = seconds[i :: len(runs)]
+    for method in methods:
+        own = [s for other, s in zip(turns, seconds, strict=True) if other == method]
         mean = sum(own) / repeats
         spread = (sum((s - mean) ** 2 for s in own) / max(repeats - 1, 1)) ** 0.5
         yield Speed(method, task, impl, tokens / mean, mean, spread, peak)
@@ -261,3 +264,5 @@ def check_names(methods: tuple[str, ...], tasks: tuple[str, ...]) -> None:
         for name in given:
             if name not in known:
                 raise UserError(f"unknown {what} '{name}'; known: {', '.join(known)}")
+        if len({*given}) < len(given):
+            raise UserError(f"a {what} is named twice: {', '.join(given)}")

@@ -81,8 +81,8 @@ def row_loss(
 
 
 def resolve_impl(impl: Impl, device: torch.device, dtype: torch.dtype = torch.float32) -> Impl:
-    """What `impl` means on a device: "auto" falls back, on a GPU with a line that says why; a name that
-    cannot run there is an error."""
+    """What `impl` means on a device: "auto" is "chunked" on a CPU, and where kernels might be expected but
+    cannot run, with a line that says why; a name that cannot run there is an error."""
     if impl not in get_args(Impl):
         raise UserError(f"unknown impl '{impl}'{did_you_mean(impl, get_args(Impl))}")
     if impl not in ("auto", "fused"):
@@ -90,7 +90,7 @@ def resolve_impl(impl: Impl, device: torch.device, dtype: torch.dtype = torch.fl
     obstacle = fused_obstacle(device, dtype)
     if impl == "fused" and obstacle:
         raise UserError(f"impl='fused' cannot run here: {obstacle}; use 'auto' or 'chunked'")
-    if obstacle and device.type == "cuda" and dtype != torch.float64:
+    if obstacle and device.type != "cpu" and dtype != torch.float64:
         _say_once(f"the output head runs without kernels (impl='chunked'): {obstacle}")
     return "chunked" if obstacle else "fused"
 
