@@ -42,6 +42,9 @@ class Options:
     """Images per step."""
     lr: float = 1e-3
     """Learning rate."""
+    realism: float = 0.5
+    """How much a critic of patches has a say beside squared errors, after a third of the steps: details
+    that the codes do not keep are made up instead of blurred. 0 for squared errors alone."""
     limit: int | None = None
     """Learn from only so many images."""
     seed: int = 0
@@ -73,7 +76,7 @@ def run(arguments: list[str]) -> None:
 
         codec = train_codec(
             rows, options.shape, steps=options.steps, batch=options.batch, lr=options.lr,
-            seed=options.seed, device=device, on_step=note,
+            realism=options.realism, seed=options.seed, device=device, on_step=note,
         )  # fmt: skip
     save_codec(codec, out)
     cells = (options.side // options.shape.shrink) ** 2

@@ -70,13 +70,15 @@ class VqConfig:
 class Losses(NamedTuple):
     """Of a batch of images, all means: how far pixels are from the original, codes from what the encoder
     says, and the encoder from the codes. And which codes these were [n, h, w], for what the encoder said
-    [n, d, h, w]."""
+    [n, d, h, w]; the images on [-1, 1], channels first, and what the decoder made of the codes."""
 
     pixels: Tensor
     codes: Tensor
     commitment: Tensor
     chosen: Tensor
     said: Tensor
+    original: Tensor
+    made: Tensor
 
     def total(self, beta: float = 0.25) -> Tensor:
         return self.pixels + self.codes + beta * self.commitment
@@ -117,12 +119,12 @@ class VqCodec(nn.Module):
         said = self._vectors(original)
         chosen = self.quantize.nearest(said)
         vectors = self.quantize.vectors()[chosen].movedim(-1, 1)
-        straight = said + (vectors - said).detach()
+        made = self._pixels(said + (vectors - said).detach())
         return Losses(
-            F.mse_loss(self._pixels(straight), original),
+            F.mse_loss(made, original),
             F.mse_loss(vectors, said.detach()),
             F.mse_loss(said, vectors.detach()),
-            chosen, said.detach(),
+            chosen, said.detach(), original, made,
         )  # fmt: skip
 
     @property
@@ -178,7 +180,10 @@ class Encoder(nn.Module):
             self.conv_blocks.append(stage)
             width = wider
         self.mid = _middle(width)
-        self.norm_out, self.conv_out = _norm(width), nn.Conv2d(width, config.latent, 3, padding=1)
+        self.norm_out, self.conv_out = (
+            group_norm(width),
+            nn.Conv2d(width, config.latent, 3, padding=1),
+        )
 
     def forward(self, h: Tensor) -> Tensor:
         h = self.conv_in(h)
@@ -201,7 +206,7 @@ class Decoder(nn.Module):
                 stage.upsample = Grow(narrower)
             self.conv_blocks.append(stage)
             width = narrower
-        self.norm_out, self.conv_out = _norm(width), nn.Conv2d(width, 3, 3, padding=1)
+        self.norm_out, self.conv_out = group_norm(width), nn.Conv2d(width, 3, 3, padding=1)
 
     def forward(self, h: Tensor) -> Tensor:
         h = self.conv_in(h)
@@ -234,8 +239,8 @@ class Stage(nn.Module):
 class ResidualBlock(nn.Module):
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = _norm(width_in), nn.Conv2d(width_in, width, 3, padding=1)
-        self.norm2, self.conv2 = _norm(width), nn.Conv2d(width, width, 3, padding=1)
+        self.norm1, self.conv1 = group_norm(width_in), nn.Conv2d(width_in, width, 3, padding=1)
+        self.norm2, self.conv2 = group_norm(width), nn.Conv2d(width, width, 3, padding=1)
         self.nin_shortcut = nn.Conv2d(width_in, width, 1) if width_in != width else None
 
     def forward(self, h: Tensor) -> Tensor:
@@ -248,7 +253,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = _norm(width)
+        self.norm = group_norm(width)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
     def forward(self, h: Tensor) -> Tensor:
@@ -333,7 +338,7 @@ def _middle(width: int) -> nn.ModuleList:
     )
 
 
-def _norm(width: int) -> nn.GroupNorm:
+def group_norm(width: int) -> nn.GroupNorm:
     most = max(1, min(32, width // 4))
     groups = next(groups for groups in range(most, 0, -1) if width % groups == 0)
     return nn.GroupNorm(groups, width, eps=1e-6)
