@@ -17,7 +17,7 @@ from studies import gen
 
 from xdlm import Vocab
 from xdlm.api import load_tokenizer
-from xdlm.cli.lanes import LaneStudy
+from xdlm.cli.lanes import LaneStudy, lane_options
 from xdlm.config import ProcessConfig, RunConfig, load_config
 from xdlm.data import Rows, load_rows, read_documents
 from xdlm.evaluation.records import append_records
@@ -91,6 +91,13 @@ def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.steps_left", steps_left)
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.step_of_newest", lambda self, run: 5000)
     return said
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda", "bfloat16"), ("cpu", "float32")])
+def test_a_study_measures_in_the_precision_of_training(monkeypatch, device, precision) -> None:
+    monkeypatch.setattr("xdlm.cli.lanes.pick_device", lambda name: torch.device(device))
+    parser = lane_options("", {"mdlm": Path("mdlm.yaml")}, Path("out"))
+    assert parser.parse_args(["--minutes", "1"]).precision == precision
 
 
 @pytest.mark.parametrize("lanes", ["1", "3"])

@@ -19,6 +19,7 @@ from pathlib import Path
 from xdlm.config import load_config
 from xdlm.report.study.beside import add_seconds
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
+from xdlm.training.device import pick_device
 
 
 class LaneStudy(ABC):
@@ -151,5 +152,8 @@ def lane_options(description: str, runs: Mapping[str, Path], out: Path) -> argpa
     parser.add_argument("--lanes", type=int, default=1, help="runs that train at a time")
     parser.add_argument("--benches", type=int, default=1, help="runs that are measured at a time")
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--precision", default="float32", help="of the trunk, in measuring")
+    # As in training; float32 takes a GPU several times as long.
+    usual = "bfloat16" if pick_device("auto").type == "cuda" else "float32"
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default=usual,
+                        help=f"of the trunk, in measuring (here {usual})")  # fmt: skip
     return parser
