@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import (
+from launching import (
     FAIL_ALL,
     METHODS,
     STUCK_WRITER,

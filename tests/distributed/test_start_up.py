@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import METHODS, NANO, finish, free_port, launch, recipe, script_of
+from launching import METHODS, NANO, finish, free_port, launch, recipe, script_of
 
 from xdlm.api import load_tokenizer
 from xdlm.cli.train import make_trainer
