@@ -153,7 +153,10 @@ def forbid(logits: Tensor, special: tuple[int, ...]) -> Tensor:
     """Logits with every special token's at -inf: a prediction is of clean data."""
     if not special:
         return logits
-    return logits.index_fill(-1, torch.tensor(special, device=logits.device), -torch.inf)
+    allowed = logits.clone()
+    for token in special:
+        allowed.narrow(-1, token, 1).fill_(-torch.inf)  # a list of tokens would have to reach a GPU first
+    return allowed
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:

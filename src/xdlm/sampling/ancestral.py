@@ -7,6 +7,7 @@ the last, the final denoise, goes from the shortest time to the data. So `steps`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -58,8 +59,8 @@ class SamplerConfig:
                 raise UserError(f"unknown sampler option '{value}'{did_you_mean(value, known)}")
 
 
-#: Expected draws per sequence above which none stays idle: chance would leave one out e^-20 of times.
-_SURELY_BUSY = 20.0
+#: What is less likely than e^-20 does not happen.
+_SURE = 20.0
 
 
 @torch.no_grad()
@@ -208,16 +209,15 @@ def _no_probs(z: Tensor) -> Tensor:
 def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
     """Which sequences go through the trunk, as a mask (None: all) and as an index.
 
-    On a GPU it is all of them where hardly one could be left out, since to look which would make the
-    device wait for the host; and where it is more than a quarter. Else others fill them up to a quarter, an
-    eighth or a sixteenth: attention prepares for every size that it has not met, and sizes that repeat are
-    replayed.
+    On a GPU it is all of them where more than a quarter is needed, and nobody looks where that is sure: to
+    look would make the device wait for the host. Else others fill them up to a quarter, an eighth or a
+    sixteenth: attention prepares for every size that it has not met, and sizes that repeat are replayed.
     """
     everyone = None, slice(None)
     if not _on_gpu(needs_head):
         mask = needs_head.any(1)
         return mask, mask.nonzero()[:, 0]
-    if leg.gain * run.n_free > _SURELY_BUSY:
+    if surely_over_a_quarter(len(needs_head), leg.gain * run.n_free):
         return everyone
     mask = needs_head.any(1)
     order, count = ordered_rows(mask)
@@ -227,6 +227,20 @@ def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, T
 
 def _on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
+
+
+def surely_over_a_quarter(whole: int, draws: float) -> bool:
+    """Whether of `whole` sequences, in each of which so many `draws` are expected, more than a quarter has
+    one. A sequence has none with a probability of at most e^-draws, independently of others, so the chance
+    that no more than the share a has one is at most exp(-whole KL(a || 1 - e^-draws)) (Chernoff).
+    """
+    share, busy = (whole // 4) / max(whole, 1), -math.expm1(-draws)
+    if busy <= share:
+        return False
+    divergence = (1 - share) * (math.log1p(-share) + draws)
+    if share:
+        divergence += share * math.log(share / busy)
+    return whole * divergence > _SURE
 
 
 def part_of(whole: int, count: int) -> int | None:
