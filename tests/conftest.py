@@ -12,6 +12,7 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parent / "unit"))
+pytest.register_assert_rewrite("launching")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,8 +17,8 @@ The work may be split between machines. --export FOLDER keeps every trained mode
 the --precision that it is measured in, so that nothing is lost. Laid into runs/cifar10 of another machine,
 with the records of the first one in --out, they are measured there as the same models:
 
-    python recipes/cifar10/run.py --minutes 30 --steps 32 --export exported
-    python recipes/cifar10/run.py --minutes 0 --steps 128
+    python recipes/cifar10/run.py --minutes 30 --steps 32 --precision bfloat16 --export exported
+    python recipes/cifar10/run.py --minutes 0 --steps 128 --precision bfloat16
 """
 
 from __future__ import annotations

@@ -63,3 +63,7 @@ def test_a_codec_is_left_alone_at_first(tmp_path: Path) -> None:
     for wrong in (-0.1, float("nan"), float("inf")):
         with pytest.raises(UserError, match="realism must be"):
             errors(wrong, steps=1)
+    save_image(grid(some_images(4, 2), 2), tmp_path / "tiny.png")
+    rows = load_images(str(tmp_path / "tiny.png"), Pixels(2))
+    with pytest.raises(UserError, match="patches of 4 x 4 pixels, and images have 2"):
+        errors(0.5, steps=1)

@@ -21,6 +21,7 @@ from xdlm.ops import (
     stats_of_logits,
     uniform,
 )
+from xdlm.ops import device
 from xdlm.ops.counter import philox
 from xdlm.ops.gather import ordered_rows, padded, take_rows
 from xdlm.ops.padding import make_room, padded_rows
@@ -105,7 +106,7 @@ def test_another_accelerator_falls_back_and_says_so() -> None:
 
 
 def test_a_gpu_without_triton_falls_back_and_says_so_once(monkeypatch) -> None:
-    monkeypatch.setattr(rows, "has_triton", lambda: False)
+    monkeypatch.setattr(rows, "kernel_obstacle", lambda: "Triton is not installed")
     rows._say_once.cache_clear()
     gpu = torch.device("cuda")
     with warnings.catch_warnings(record=True) as said:
@@ -116,6 +117,16 @@ def test_a_gpu_without_triton_falls_back_and_says_so_once(monkeypatch) -> None:
     assert ["Triton is not installed" in str(line.message) for line in said] == [True]
     with pytest.raises(UserError, match="Triton is not installed"):
         resolve_impl("fused", gpu)
+
+
+def test_an_old_gpu_runs_without_kernels(monkeypatch) -> None:
+    monkeypatch.delenv("XDLM_KERNELS", raising=False)
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, obstacle in (((7, 5), "this one has 7.5"), ((8, 0), None), ((12, 0), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda own=capability: own)
+        found = device.kernel_obstacle.__wrapped__()
+        assert found is None if obstacle is None else obstacle in found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

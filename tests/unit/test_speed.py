@@ -119,16 +119,8 @@ def test_methods_in_turn_are_timed_run_by_run(monkeypatch) -> None:
     monkeypatch.setattr("xdlm.evaluation.speed._task", task)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     cells = list(measure_in_turn(("mdlm", "udlm"), replace(setting(), repeats=3), ("train",)))
-    assert order == [
-        41,
-        40,
-        41,
-        40,
-        40,
-        41,
-        41,
-        40,
-    ]  # a warm-up, then turns, begun by one or the other
+    warm_up, *turns = (order[i : i + 2] for i in range(0, len(order), 2))
+    assert warm_up == [41, 40] and turns == [[41, 40], [40, 41], [41, 40]]
     assert [(c.method, c.impl, c.seconds, c.spread) for c in cells] == [
         ("mdlm", "in turn", 2.0, 1.0), ("udlm", "in turn", 20.0, 10.0),
     ]  # fmt: skip
@@ -169,6 +161,27 @@ def test_a_unet_is_measured_too(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "--preset", "unet-nano", "--scan", "length", "--device", "cpu"])
     assert "a length of its own" in capsys.readouterr().err
+
+
+def test_a_scan_is_drawn(tmp_path, capsys) -> None:
+    plot = tmp_path / "scan.png"
+    main(["bench", "--scan", "length", "--methods", "xdlm", "--tasks", "forward", "--no-plain", "--device", "cpu",
+          "--vocab", "40", "--repeats", "1", "--plot", str(plot)])  # fmt: skip
+    assert plot.stat().st_size > 10_000
+    shown = capsys.readouterr().out
+    assert all(f"batch 4 x {length}," in shown for length in (64, 128, 256, 512))
+
+
+def test_a_file_of_something_else_is_refused_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    file = tmp_path / "other.csv"
+    file.write_text("method,seconds\n")
+    monkeypatch.setattr("xdlm.cli.bench.measure", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--device", "cpu", "--csv", str(file)])
+    assert stop.value.code == 2 and "other columns" in capsys.readouterr().err
+    assert file.read_text() == "method,seconds\n"
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path, monkeypatch) -> None:

@@ -208,7 +208,8 @@ def test_commands_are_those_of_the_records() -> None:
         "--records results.jsonl"
     )
     assert train_again(study) == (
-        "python recipes/repro/run.py --minutes 60 --judge models/SmolLM2-135M-Instruct-Q8_0.gguf"
+        "python recipes/repro/run.py --minutes 60 --judge models/SmolLM2-135M-Instruct-Q8_0.gguf "
+        "--precision float32"
     )
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,6 +62,12 @@ _MODELS: dict[str, DiTConfig | UNetConfig] = {
     "unet": UNetConfig(),
     "unet-nano": UNetConfig(side=8, channels=8, multipliers="1-2", blocks=1, attention=4),
 }
+#: Of a file of results.
+_COLUMNS = (
+    *(field.name for field in fields(Speed)), "date", "commit", "device", "torch", "triton", "python",
+    "dtype", "model", "depth", "width", "vocab", "batch", "length", "steps", "k", "kept_rows", "dropout",
+    "compiled", "warmup", "repeats", "sample_repeats",
+)  # fmt: skip
 #: What --scan goes through: from the setting down to a few per cent of it, and beyond for the vocabulary.
 _SCANS = {
     "vocab": ("n_tokens", (1_000, 4_000, 16_000, 64_000, 256_000)),
@@ -83,8 +89,8 @@ class Options:
     first one: a GPU's clock wanders by a few per cent within seconds. All are in memory at once. Not with
     --scan; the plot leaves it out."""
     preset: str | None = None
-    """Model size; by default small on a GPU and nano on a CPU. unet and unet-nano are models of pixels,
-    which fix the vocabulary and the length."""
+    """Model size: small, tiny, pocket or nano, DiTs; by default small on a GPU and nano on a CPU. unet and
+    unet-nano are models of pixels, which fix the vocabulary and the length."""
     vocab: int | None = None
     """Tokens without the mask; by default 50257 on a GPU and 8192 on a CPU."""
     batch: int | None = None
@@ -96,7 +102,8 @@ class Options:
     k: float = 0.1
     """Mixing ratio of xdlm."""
     kept_rows: float = 0.1
-    """How often training looks at unchanged tokens, as loss.kept_rows in a recipe; 1 for always."""
+    """How often training and forward-thinned look at unchanged tokens, as loss.kept_rows in a recipe: in
+    proportion to what they cost, so that it is no share of them; 1 for always."""
     dropout: float = 0.1
     """Dropout in training, as in the paper."""
     warmup: int | None = None
@@ -171,11 +178,19 @@ def _check_targets(options: Options) -> None:
     for file in (options.csv, options.plot):
         if file is not None:
             check_file(Path(file))
-    if options.csv is not None and Path(options.csv).exists():
-        try:
-            Path(options.csv).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {options.csv}: {error}") from error
+    if options.csv is not None:
+        _rows_so_far(Path(options.csv))
+
+
+def _rows_so_far(file: Path) -> str:
+    """A file of rows, or nothing where there is none; one of something else is refused."""
+    try:
+        old = file.read_text(encoding="utf-8") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+    if old and old.splitlines()[0] != ",".join(_COLUMNS):
+        raise UserError(f"{file} has other columns than this version writes; choose another file")
+    return old
 
 
 def _settings(setting: SpeedSetting, scan: str | None) -> list[SpeedSetting]:
@@ -332,12 +347,9 @@ def _append(file: Path, cell: Speed, setting: SpeedSetting) -> None:
         "repeats": repeats_of(cell.impl, "train", setting),
         "sample_repeats": repeats_of(cell.impl, "sample", setting),
     }  # fmt: skip
-    old = file.read_text(encoding="utf-8") if file.exists() else ""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(row), lineterminator="\n")
+    old, text = _rows_so_far(file), io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     if not old:
         writer.writeheader()
-    elif old.splitlines()[0] != ",".join(row):
-        raise UserError(f"{file} has other columns than this version writes; choose another file")
     writer.writerow(row)
     write_atomic(file, old + text.getvalue())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from importlib import import_module
 
 from xdlm import __version__
@@ -44,6 +45,7 @@ verbs:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 2 bad input, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    warnings.formatwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an odd locale costs a character, not the run
             stream.reconfigure(errors="replace")
@@ -76,6 +78,11 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print("xdlm: not enough memory for that; ask for less at a time", file=sys.stderr)
         sys.exit(2)
+
+
+def _one_line(message: Warning | str, *where: object) -> str:
+    """A warning for people: what it says, not the place in the code."""
+    return f"xdlm: {message}\n"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -10,10 +10,26 @@ import torch
 from torch import Tensor
 
 
+#: The oldest GPUs that Triton compiles for and that multiply bfloat16, by compute capability.
+_OLDEST = (8, 0)
+
+
 @cache
+def kernel_obstacle() -> str | None:
+    """Why no kernel can be compiled here; None if they can. XDLM_KERNELS=0 says that none shall be."""
+    if os.environ.get("XDLM_KERNELS") == "0":
+        return "XDLM_KERNELS is 0"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.cuda.is_available() and (own := torch.cuda.get_device_capability()) < _OLDEST:
+        needed, has = (".".join(map(str, capability)) for capability in (_OLDEST, own))
+        return f"the kernels need a GPU of compute capability {needed}, and this one has {has}"
+    return None
+
+
 def has_triton() -> bool:
-    """Whether kernels can be compiled; XDLM_KERNELS=0 says that they shall not be."""
-    return os.environ.get("XDLM_KERNELS") != "0" and find_spec("triton") is not None
+    """Whether kernels can be compiled."""
+    return kernel_obstacle() is None
 
 
 def given_or(given: Tensor | None, filler: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.ops.device import has_triton
+from xdlm.ops.device import kernel_obstacle
 from xdlm.structs import HeadRows, RowLosses, RowStats
 
 Impl = Literal["auto", "eager", "chunked", "fused"]
@@ -106,7 +106,7 @@ def fused_obstacle(device: torch.device, dtype: torch.dtype = torch.float32) -> 
         return "the Triton kernels add up in float32, not float64"
     if device.type != "cuda":
         return f"the Triton kernels need a CUDA device, not {device.type}"
-    return None if has_triton() else "Triton is not installed, or XDLM_KERNELS is 0"
+    return kernel_obstacle()
 
 
 def stats_of_logits(

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 
 from xdlm.tokens.vq import group_norm
 
+#: Pixels along a side of what one verdict stands for: images are halved twice.
+PATCH = 4
 #: No pull is scaled up by more than this.
 _MOST = 1e4
 

@@ -18,7 +18,7 @@ from xdlm.errors import UserError
 from xdlm.files import atomic_folder, sha256_of
 from xdlm.tokens import Pixels
 from xdlm.tokens.vq import DESCRIPTION, WEIGHTS, VqCodec, VqConfig
-from xdlm.training.adversary import Adversary
+from xdlm.training.adversary import PATCH, Adversary
 from xdlm.training.tensors import save_tensors
 
 #: Steps after which codes that nothing chose are given another place, in the first half of the run.
@@ -59,6 +59,11 @@ def train_codec(
         raise UserError("steps and batch must be at least 1, lr positive, the seed in 0..2^31-1")
     if not 0 <= realism < float("inf"):
         raise UserError(f"realism must be a number that is not negative, got {realism}")
+    if realism and rows.side < PATCH:
+        raise UserError(
+            f"a critic looks at patches of {PATCH} x {PATCH} pixels, and images have {rows.side}; "
+            "set realism to 0"
+        )
     torch.manual_seed(seed)
     codec = VqCodec(config).to(device).train()
     on_gpu = next(codec.parameters()).is_cuda

@@ -97,6 +97,7 @@ class Trainer:
         self.ema = Ema(self.model, config.optim.ema)
         self.optimizer = Optimizer(self.model, config.optim)
         self.loss = make_loss(config, self.process)
+        self._head = self._head_impl()
         self.data_hash = rows.digest
         self.loader: StepBatches = Loader(
             rows, seed=config.train.seed, batch=config.train.batch, share=self._share,
@@ -146,7 +147,7 @@ class Trainer:
                 + (f" ({n_trained / 1e6:.1f} M trained)" if n_trained < n_parameters else "")
                 + f", {len(self.rows):,} rows of "
                 f"{self.rows.length} tokens, {describe(self.device)}, "
-                f"{str(self.precision).removeprefix('torch.')} trunk, {self._head_impl()} head"
+                f"{str(self.precision).removeprefix('torch.')} trunk, {self._head}"
                 + (f", {self.world.size} x {config.parallel}" if self.world.size > 1 else "")
             )
             self.meter.begin(self.step)
@@ -224,13 +225,14 @@ class Trainer:
             self._since_log[:2] = 0
 
     def _head_impl(self) -> str:
-        """How the head runs, and why not with kernels where a GPU would have wanted them."""
+        """How the head runs, and why not with kernels where nobody said so. What cannot run is an error."""
         if not self.model.linear_head:
             own = self.config.loss.impl in ("auto", "fused")
-            return "fused" if own and self.model.has_own_stats(self.device) else "dense"
+            fused = own and self.model.has_own_stats(self.device)
+            return "fused head" if fused else "dense head"
         impl = resolve_impl(self.config.loss.impl, self.device)
-        obstacle = fused_obstacle(self.device) if self.device.type == "cuda" else None
-        return f"{impl} ({obstacle})" if obstacle else impl
+        obstacle = fused_obstacle(self.device) if self.config.loss.impl == "auto" else None
+        return f"{impl} head ({obstacle})" if obstacle else f"{impl} head"
 
     @contextmanager
     def _own_folder(self) -> Iterator[None]:

@@ -51,7 +51,8 @@ def _script(study: Study, minutes: int) -> str:
     ]
     named = f" --judge {' '.join(others)}" if others else ""
     written = {r.dtype for r in study.trained if r.judge is not None}
-    precision = "".join(f" --precision {dtype}" for dtype in sorted(written - {"float32"}))
+    # Said even where it is usual: what is depends on the machine.
+    precision = "".join(f" --precision {dtype}" for dtype in sorted(written))
     return f"python recipes/repro/run.py --minutes {minutes}{named}{precision}"
 
 
