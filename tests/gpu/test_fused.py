@@ -12,14 +12,17 @@ from xdlm.objective import elbo_weight, nelbo_of_stats, row_losses
 from xdlm.ops import draw_and_weigh, row_loss, row_stats
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.head import DrawingHead
-from xdlm.sampling import SamplerConfig, sample
+from xdlm.sampling import SamplerConfig, sample, time_grid
 from xdlm.structs import Batch, HeadRows
+from xdlm.training.engine import Replicated
 from xdlm.training.loss import DiffusionLoss
+from xdlm.training.parallel import World
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+DEVICE = torch.device("cuda")
 SHAPES = [
     (77, 33, 1023, 511),
     (64, 64, 50257, 0),
@@ -191,19 +194,21 @@ def test_tail_of_the_draw() -> None:
 @pytest.mark.parametrize("process", [
     Masked(Vocab(40, 39)), Mixed(Vocab(40, 7), k=0.3), Uniform(Vocab(40)), Gidd(Vocab(40, 39)),
 ], ids=["masked", "mixed", "uniform", "gidd"])  # fmt: skip
-def test_sampler_follows_the_posterior(process: NoiseProcess) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_sampler_follows_the_posterior(process: NoiseProcess, dtype: torch.dtype) -> None:
     """A model of constant prediction: after each leg the frequencies are f_s(prediction, .)."""
-    model = DiT(PRESETS["nano"], 40).cuda()
-    torch.nn.init.normal_(model.out.bias, generator=torch.Generator("cuda").manual_seed(0))
+    model = DiT(PRESETS["nano"], 40).to(DEVICE, dtype)
+    with torch.no_grad():
+        model.out.bias.copy_(torch.randn(40, generator=torch.Generator().manual_seed(0)))
     logits = model.out.bias.detach().double().cpu()
     logits[list(process.special_ids)] = -torch.inf
-    law = logits.softmax(-1)
-    result = sample(
-        model, process, batch=64, length=512, config=SamplerConfig(steps=3), seed=1, record=True
-    )
+    law, frames = logits.softmax(-1), []
+    config = SamplerConfig(steps=3)
+    sample(model, process, batch=64, length=512, config=config, seed=1,
+           on_frame=lambda z: frames.append(z.cpu()))  # fmt: skip
     n = 64 * 512
-    for frame, time in zip(result.trajectory.frames[1:], result.trajectory.times[1:], strict=True):
-        coefs = process.coefs(time)
+    for frame, leg in zip(frames, time_grid(process, 3, torch.zeros(1)), strict=True):
+        coefs = leg.at_s.index(0)
         expected = coefs.alpha * law + coefs.b.dense(40)
         seen = torch.bincount(frame.flatten(), minlength=40).double() / n
         tolerance = 5 * (expected * (1 - expected) / n).sqrt() + 3 / n
@@ -241,22 +246,27 @@ def test_loss_and_gradients_are_those_of_the_cpu(process: NoiseProcess, shape) -
                 assert error(there, here.double()) < 1e-3
 
 
-def test_training_with_fused_and_eager_ends_alike() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [31, 5001])
+def test_training_with_fused_and_eager_ends_alike(size: int, dtype: torch.dtype) -> None:
     """200 steps on a text of regular sentences, same noise, same order: the same loss within noise."""
-    words = torch.randint(0, 30, (8, 3), generator=torch.Generator().manual_seed(0))
-    process = Mixed(Vocab(31, 30), k=0.1)
+    words = torch.randint(0, size - 1, (8, 3), generator=torch.Generator().manual_seed(0))
+    process = Mixed(Vocab(size, size - 1), k=0.1)
     ends = {}
     for impl in ("fused", "eager"):
         torch.manual_seed(0)
-        model = DiT(DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.0), 31).cuda()
+        model = DiT(DiTConfig(depth=2, width=64, heads=2, cond_width=16, dropout=0.0), size)
+        engine = Replicated(model.to(DEVICE), dtype, World())
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         loss = DiffusionLoss(process, impl=impl, kept_rows=0.1)
         history = []
         for step in range(200):
             pick = torch.randint(0, 8, (32, 8), generator=torch.Generator().manual_seed(step))
-            batch = Batch(words[pick].flatten(1).cuda(), step * 32 + torch.arange(32).cuda())
-            sums = loss(model, batch, seed=0, step=step, global_batch=32)
-            (sums.loss / batch.tokens.numel()).backward()
+            index = step * 32 + torch.arange(32)
+            batch = Batch(words[pick].flatten(1).to(DEVICE), index.to(DEVICE))
+            engine.refresh()
+            sums = loss(engine.running.train(), batch, seed=0, step=step, global_batch=32)
+            engine.backward(sums.loss / batch.tokens.numel(), last=True)
             optimizer.step()
             optimizer.zero_grad()
             history.append(float(sums.elbo) / batch.tokens.numel())
