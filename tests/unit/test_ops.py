@@ -14,6 +14,7 @@ from xdlm.ops import (
     Stream,
     categorical,
     chunked,
+    device,
     resolve_impl,
     row_loss,
     row_stats,
@@ -21,7 +22,6 @@ from xdlm.ops import (
     stats_of_logits,
     uniform,
 )
-from xdlm.ops import device
 from xdlm.ops.counter import philox
 from xdlm.ops.gather import ordered_rows, padded, take_rows
 from xdlm.ops.padding import make_room, padded_rows

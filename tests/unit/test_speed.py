@@ -165,8 +165,8 @@ def test_a_unet_is_measured_too(tmp_path, capsys) -> None:
 
 def test_a_scan_is_drawn(tmp_path, capsys) -> None:
     plot = tmp_path / "scan.png"
-    main(["bench", "--scan", "length", "--methods", "xdlm", "--tasks", "forward", "--no-plain", "--device", "cpu",
-          "--vocab", "40", "--repeats", "1", "--plot", str(plot)])  # fmt: skip
+    main(["bench", "--scan", "length", "--methods", "xdlm", "--tasks", "forward", "--no-plain", "--device",
+          "cpu", "--vocab", "40", "--repeats", "1", "--plot", str(plot)])  # fmt: skip
     assert plot.stat().st_size > 10_000
     shown = capsys.readouterr().out
     assert all(f"batch 4 x {length}," in shown for length in (64, 128, 256, 512))

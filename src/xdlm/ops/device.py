@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-
 #: The oldest GPUs that Triton compiles for and that multiply bfloat16, by compute capability.
 _OLDEST = (8, 0)
 

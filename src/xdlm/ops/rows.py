@@ -154,8 +154,8 @@ def forbid(logits: Tensor, special: tuple[int, ...]) -> Tensor:
     if not special:
         return logits
     allowed = logits.clone()
-    for token in special:
-        allowed.narrow(-1, token, 1).fill_(-torch.inf)  # a list of tokens would have to reach a GPU first
+    for token in special:  # not by a tensor of them, which a GPU would have to wait for
+        allowed.narrow(-1, token, 1).fill_(-torch.inf)
     return allowed
 
 

@@ -59,8 +59,8 @@ class SamplerConfig:
                 raise UserError(f"unknown sampler option '{value}'{did_you_mean(value, known)}")
 
 
-#: What is less likely than e^-20 does not happen.
-_SURE = 20.0
+#: A saving that is less likely than e^-4 is not worth a look.
+_SURE = 4.0
 
 
 @torch.no_grad()
@@ -209,15 +209,16 @@ def _no_probs(z: Tensor) -> Tensor:
 def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
     """Which sequences go through the trunk, as a mask (None: all) and as an index.
 
-    On a GPU it is all of them where more than a quarter is needed, and nobody looks where that is sure: to
-    look would make the device wait for the host. Else others fill them up to a quarter, an eighth or a
-    sixteenth: attention prepares for every size that it has not met, and sizes that repeat are replayed.
+    On a GPU it is all of them where more than a quarter is needed, and nobody looks where that is all but
+    sure: to look would make the device wait for the host. Else others fill them up to a quarter, an eighth
+    or a sixteenth: attention prepares for every size that it has not met, and sizes that repeat are
+    replayed.
     """
     everyone = None, slice(None)
     if not _on_gpu(needs_head):
         mask = needs_head.any(1)
         return mask, mask.nonzero()[:, 0]
-    if surely_over_a_quarter(len(needs_head), leg.gain * run.n_free):
+    if mostly_over_a_quarter(len(needs_head), leg.gain * run.n_free):
         return everyone
     mask = needs_head.any(1)
     order, count = ordered_rows(mask)
@@ -229,7 +230,7 @@ def _on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
-def surely_over_a_quarter(whole: int, draws: float) -> bool:
+def mostly_over_a_quarter(whole: int, draws: float) -> bool:
     """Whether of `whole` sequences, in each of which so many `draws` are expected, more than a quarter has
     one. A sequence has none with a probability of at most e^-draws, independently of others, so the chance
     that no more than the share a has one is at most exp(-whole KL(a || 1 - e^-draws)) (Chernoff).
