@@ -80,7 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _one_line(message: Warning | str, *where: object) -> str:
+def _one_line(
+    message: Warning | str, category: object, filename: object, lineno: object, line: object = None
+) -> str:
     """A warning for people: what it says, not the place in the code."""
     return f"xdlm: {message}\n"
 
