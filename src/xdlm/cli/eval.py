@@ -12,6 +12,7 @@ MEASURES = {
     "ppl": "how well a model predicts text: perplexity",
     "gen": "how well it writes: quality of generated text under a judge",
     "llm": "how well it answers: benchmarks of large models, programs in a sandbox",
+    "draws": "how faithfully a sampler draws: texts of a known law",
     "image": "how well it paints: FID, KID, precision and recall of generated images",
     "dynamics": "perplexity and quality, at every checkpoint of training runs",
 }
@@ -25,6 +26,7 @@ examples:
   xdlm eval ppl --max-rows 16
   xdlm eval gen --steps 4 16 --n 8 --records results.jsonl
   xdlm eval llm --tasks gsm8k --steps 8 --limit 2
+  xdlm eval draws --steps 8 64 --length 128 --tokens 5000
   xdlm eval image --model runs/cpu-pixels --n 64 --steps 8
   xdlm eval dynamics runs/cpu-tiny --records dynamics.jsonl
 

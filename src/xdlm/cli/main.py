@@ -84,7 +84,7 @@ def _one_line(
     message: Warning | str, category: object, filename: object, lineno: object, line: object = None
 ) -> str:
     """A warning for people: what it says, not the place in the code."""
-    return f"xdlm: {message}\n"
+    return f"xdlm: {' '.join(str(message).split())}\n"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -123,6 +123,27 @@ class CausalJudge:
         vector: NDArray[np.float32] = states[-1][0, -1].float().cpu().numpy()
         return vector
 
+    @torch.no_grad()
+    def predictions(self, text: str, n: int) -> tuple[Tensor, Tensor]:
+        """Behind each of the first `n` tokens of a text the state [n, D] that the next one is told from,
+        and the weight [V, D] that makes logits of it."""
+        ids = self._tokenizer(text).input_ids[:n]
+        if len(ids) < n:
+            raise UserError(f"the text has {len(ids):,} of {self.name}'s tokens, fewer than {n:,}")
+        if n > self._context:
+            raise UserError(
+                f"{self.name} sees {self._context:,} tokens at a time, fewer than {n:,}"
+            )
+        tokens = torch.tensor([ids], device=self._model.device)
+        out = self._model(tokens, output_hidden_states=True)
+        states = out.hidden_states[-1][0].float()
+        weight: Tensor = self._model.get_output_embeddings().weight.detach().float()
+        if not torch.allclose(F.linear(states, weight), out.logits[0].float(), atol=1e-2):
+            raise UserError(
+                f"{self.name} makes its logits by more than a product of its last states"
+            )
+        return states, weight
+
 
 def _check_files(path: Path) -> None:
     """What can be seen without reading it all."""
