@@ -29,6 +29,10 @@ from xdlm.models.contract import refuse_labels
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import SamplerConfig, sample
 
+#: What laws are called that are Zipf's, before their exponents.
+ZIPF = "zipf"
+#: What is recorded of such texts: perplexity under their law, and entropy of their own tokens.
+PERPLEXITY, ENTROPY = "law_ppl", "law_entropy"
 #: Positions whose laws are held at a time.
 _AT_ONCE = 64
 
@@ -51,7 +55,7 @@ def zipf(n_tokens: int, length: int, exponent: float = 1.0) -> Law:
     if n_tokens < 2 or length < 1 or not 0 <= exponent <= 10:
         raise UserError("a law needs at least 2 tokens, 1 position and an exponent in 0..10")
     weight = -exponent * torch.arange(1, n_tokens + 1, dtype=torch.float64).log()
-    return Law(f"zipf-{exponent:g}", torch.ones(length, 1), weight[:, None].float())
+    return Law(f"{ZIPF}-{exponent:g}", torch.ones(length, 1), weight[:, None].float())
 
 
 def next_tokens(model: CausalJudge, text: str, length: int) -> Law:

@@ -19,6 +19,9 @@ from xdlm.data import open_source
 from xdlm.errors import UserError
 from xdlm.evaluation.judges import CausalJudge
 from xdlm.evaluation.known_law import (
+    ENTROPY,
+    PERPLEXITY,
+    ZIPF,
     Faithfulness,
     Law,
     draw_texts,
@@ -31,9 +34,6 @@ from xdlm.evaluation.records import EvalRecord
 from xdlm.sampling import THINNED, SamplerConfig
 from xdlm.training.device import describe, pick_device
 
-ZIPF = "zipf"
-#: What is recorded, in this order.
-METRICS = ("law_ppl", "law_entropy")
 _DESCRIPTION = """Texts whose law is known, drawn by a sampler that is given just that law as predictions.
 In any number of steps and under every noise their perplexity under the law should be the law's own; where
 it is not, that is the sampler's doing, and will be part of all that is measured of its texts.
@@ -142,14 +142,14 @@ def _records(
     options: Options, law: Law, steps: int, found: Faithfulness, device: torch.device
 ) -> list[EvalRecord]:
     about = EvalRecord(
-        METRICS[0], None, None, options.n, options.seed, law.name, 0, "exact", "float32",
+        PERPLEXITY, None, None, options.n, options.seed, law.name, 0, "exact", "float32",
         {"process": dataclasses.asdict(options.process)}, law.digest, __version__, commit(),
         torch.__version__, describe(device), length=options.length, steps=steps, sampler=options.impl,
         temperature=1.0, top_p=1.0,
         data=None if options.law == ZIPF else options.data,
-        details={"law_ppl": found.expected, "vocabulary": len(law.weight)},
+        details={PERPLEXITY: found.expected, "vocabulary": len(law.weight)},
     )  # fmt: skip
     return [
         dataclasses.replace(about, metric=metric, value=mean.value, stderr=mean.stderr)
-        for metric, mean in zip(METRICS, (found.perplexity, found.entropy), strict=True)
+        for metric, mean in ((PERPLEXITY, found.perplexity), (ENTROPY, found.entropy))
     ]

@@ -20,6 +20,7 @@ from xdlm.report.study.course import dynamics
 from xdlm.report.study.gumbel import drawn_by_gumbel
 from xdlm.report.study.images import coded_images, pixel_images
 from xdlm.report.study.judges import judges
+from xdlm.report.study.law import known_laws
 from xdlm.report.study.likelihood import validation, zero_shot
 from xdlm.report.study.page import Plot, Section, summary
 from xdlm.report.study.trained import trained
@@ -28,8 +29,8 @@ from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
-    validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, balance, dynamics,
-    transitions, adaptation,
+    validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws, balance,
+    dynamics, transitions, adaptation,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 

@@ -4,6 +4,7 @@ curves/RUN.csv                 step,nats: the bound on training batches
 samples/RUN/steps-00008.jsonl  texts of so many sampling steps, as `xdlm eval gen --samples` keeps them
 again/                         all of this of some of the methods, trained again with another seed
 gumbel/                        the same, whose texts were drawn exactly and by float32 Gumbel noise
+law/                           records of texts of known laws, without any model
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SECONDS, CURVES, SAMPLES = "seconds.csv", "curves", "samples"
-#: Folders of trainings apart from the first.
-AGAIN, GUMBEL = "again", "gumbel"
+#: Folders of what is apart from the first training.
+AGAIN, GUMBEL, LAW = "again", "gumbel", "law"
 #: Run -> (step, nats), and run -> number of sampling steps -> texts.
 Curves = dict[str, list[tuple[int, float]]]
 Samples = dict[str, dict[int, list[str]]]
@@ -77,8 +78,8 @@ def read_seconds(folder: Path) -> dict[str, float]:
 
 
 def is_apart(file: Path, folder: Path) -> bool:
-    """Whether a file in a folder of results belongs to another training."""
-    return file.relative_to(folder).parts[0] in (AGAIN, GUMBEL)
+    """Whether a file in a folder of results belongs to another training, or to none."""
+    return file.relative_to(folder).parts[0] in (AGAIN, GUMBEL, LAW)
 
 
 def read_samples(folder: Path) -> Samples:

@@ -29,6 +29,7 @@ from xdlm.report.comparison import (
 from xdlm.report.study.beside import (
     AGAIN,
     GUMBEL,
+    LAW,
     SAMPLES,
     Curves,
     Samples,
@@ -81,6 +82,8 @@ class Study:
     """Some of the methods, trained again."""
     drawn: Drawn | None = None
     """Some of the methods, sampled in two ways."""
+    law: list[EvalRecord] = field(default_factory=list)
+    """Of texts whose law is known, drawn without a model."""
 
     @property
     def methods(self) -> list[str]:
@@ -121,7 +124,7 @@ class Study:
     def _groups(self) -> dict[str, list[EvalRecord]]:
         others = [self.again, *(() if self.drawn is None else self.drawn)]
         apart = [record for other in others if other is not None for record in other.records]
-        return grouped([*self.records, *apart])
+        return grouped([*self.records, *apart, *self.law])
 
     def sources(self, records: Iterable[EvalRecord]) -> list[EvalRecord]:
         """What records that may be averages were made of."""
@@ -181,6 +184,8 @@ def read_study(folder: Path) -> Study:
         exact, gumbel = drawn_twice(_read_all(folder / GUMBEL))
         exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
         study = with_drawn(study, Drawn(exact, gumbel))
+    if (folder / LAW).is_dir():
+        study = replace(study, law=_read_all(folder / LAW))
     return study
 
 

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from xdlm.bundled import bundled_folder
 from xdlm.data import ZERO_SHOT
 from xdlm.evaluation.judges import NGRAM
+from xdlm.evaluation.known_law import ZIPF
 from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
@@ -107,6 +108,27 @@ def paint_again(records: Sequence[EvalRecord]) -> str:
             f"--n {n} {_running(own, seed)} --records results.jsonl"
         )
     return "\n".join(lines)
+
+
+def draw_known_again(records: Sequence[EvalRecord]) -> str:
+    """Texts of known laws, a line for each law, noise and way to draw."""
+    lines: dict[str, list[int]] = {}
+    for r in records:
+        zipf = r.model.removeprefix(f"{ZIPF}-")
+        law = (
+            f"--law models/{r.model} --data {r.data}"
+            if r.data
+            else (f"--exponent {zipf} --tokens {r.details['vocabulary']:.0f}")
+        )
+        settings = {k: v for k, v in r.config["process"].items() if v is not None}
+        noise = " ".join(f"--process.{name} {value}" for name, value in settings.items())
+        how = f"--n {r.n} --length {r.length} --seed {r.seed}"
+        steps = lines.setdefault(f"{law} {noise} --impl {r.sampler} {how}", [])
+        steps += [r.steps or 0] * (r.steps not in steps)
+    return "\n".join(
+        f"xdlm eval draws {what} --steps {' '.join(map(str, sorted(steps)))} --records results.jsonl"
+        for what, steps in lines.items()
+    )
 
 
 def _runs(records: Sequence[EvalRecord]) -> str:

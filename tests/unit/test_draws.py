@@ -1,0 +1,192 @@
+"""Texts of a known law: exact draws keep to it, float32 noise does not, and the page says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from studies import config, of, page_of_study, verdicts, whole
+from test_generation import judge_folder
+
+from xdlm import UserError, Vocab, load
+from xdlm.cli.main import main
+from xdlm.data import read_documents
+from xdlm.evaluation.known_law import KnownLaw, Law, draw_texts, faithfulness, zipf
+from xdlm.evaluation.records import EvalRecord, append_records, read_records
+from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
+from xdlm.report.study import read_study
+from xdlm.report.study.collection import collect
+from xdlm.report.study.commands import draw_known_again
+from xdlm.sampling import SamplerConfig
+
+CPU = torch.device("cpu")
+
+
+def drawn(law: Law, process: NoiseProcess, steps: int, impl: str, n: int = 4) -> torch.Tensor:
+    config = SamplerConfig(steps, impl=impl)
+    return draw_texts(law, process, config, n=n, seed=0, device=CPU)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [Masked(Vocab(501, 500)), Mixed(Vocab(501, 500), k=0.1), Uniform(Vocab(500)), Gidd(Vocab(501, 500))],
+    ids=["masked", "mixed", "uniform", "gidd"],
+)  # fmt: skip
+@pytest.mark.parametrize("steps", [2, 64])
+def test_exact_draws_keep_to_the_law(process: NoiseProcess, steps: int) -> None:
+    """Laws that differ from position to position, in few steps as in many."""
+    generator = torch.Generator().manual_seed(0)
+    law = Law("any", *(torch.randn(n, 6, generator=generator) for n in (128, 500)))
+    found = faithfulness(law, drawn(law, process, steps, "thinned", n=16))
+    assert abs(found.perplexity.value - found.expected) < 4 * found.perplexity.stderr
+    assert found.perplexity.stderr < 0.05 * found.expected
+
+
+def test_what_is_found_is_what_the_definitions_say() -> None:
+    law = Law("two", torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [math.log(3.0)]]))
+    p = torch.tensor([[1 / 4, 3 / 4], [1 / 10, 9 / 10]], dtype=torch.float64)
+    found = faithfulness(law, torch.tensor([[0, 1], [1, 1]]))
+    nats = -torch.stack([p[0, 0], p[1, 1], p[0, 1], p[1, 1]]).log()
+    entropy = -(p * p.log()).sum(1)
+    assert found.perplexity.value == pytest.approx(math.exp(nats.mean()))
+    assert found.expected == pytest.approx(math.exp(entropy.mean()))
+    error = (nats - entropy.repeat(2)).std() / 2
+    assert found.perplexity.stderr == pytest.approx(found.perplexity.value * float(error))
+    assert found.entropy.value == pytest.approx(math.log(2) / 2)
+
+
+def test_coarse_noise_starves_rare_tokens_of_masks_most(monkeypatch) -> None:
+    """As noise of 24 bits does where tokens and steps are many, noise of 13 bits does where they are few:
+    in 2 steps next to nothing is lost; in 128, more under masks than under mixed noise."""
+
+    def coarse(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        bits = torch.randint(1, 1 << 13, like.shape, generator=generator)
+        return -(bits / (1 << 13)).log()
+
+    monkeypatch.setattr("xdlm.sampling.dense.exponential_noise", coarse)
+    law, lost = zipf(300, 128), {}
+    for process in (Masked(Vocab(301, 300)), Mixed(Vocab(301, 300), k=0.5)):
+        for steps in (2, 128):
+            found = faithfulness(law, drawn(law, process, steps, "gumbel", n=16))
+            lost[type(process), steps] = math.log(found.expected / found.perplexity.value)
+    assert abs(lost[Masked, 2]) < 0.15
+    assert lost[Masked, 128] > 0.4 and lost[Masked, 128] > lost[Mixed, 128] + 0.1
+
+
+def test_an_ideal_denoiser_says_the_same_whatever_it_is_shown() -> None:
+    model = KnownLaw(zipf(5, 3, 2.0), 6)
+    logits = model(torch.randint(0, 6, (2, 3)), torch.rand(2))
+    expected = torch.tensor([1.0, 1 / 4, 1 / 9, 1 / 16, 1 / 25])
+    torch.testing.assert_close(
+        logits[..., :5].softmax(-1), (expected / expected.sum()).expand(2, 3, 5)
+    )
+    with pytest.raises(UserError, match="without classes"):
+        model.trunk(torch.zeros(2, 3), torch.rand(2), torch.zeros(2))
+
+
+def test_the_command_keeps_records(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "draws.jsonl"
+    main(["eval", "draws", "--tokens", "50", "--length", "16", "--steps", "2", "4", "--n", "3", "--impl",
+          "gumbel", "--process.kind", "masked", "--records", str(file)])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "drawn by gumbel" in shown and "The law's own perplexity is" in shown
+    records = read_records(file)
+    assert [(r.metric, r.steps) for r in records] == [
+        ("law_ppl", 2), ("law_entropy", 2), ("law_ppl", 4), ("law_entropy", 4),
+    ]  # fmt: skip
+    again = draw_known_again(records)
+    assert again == (
+        "xdlm eval draws --exponent 1 --tokens 50 --process.kind masked --impl gumbel --n 3 --length 16 "
+        "--seed 0 --steps 2 4 --records results.jsonl"
+    )
+    main([*again.split()[1:-1], str(tmp_path / "again.jsonl")])
+    assert [r.value for r in read_records(tmp_path / "again.jsonl")] == [r.value for r in records]
+
+
+def test_a_language_model_says_what_comes_next(tmp_path: Path, capsys) -> None:
+    """Its laws are those of its own logits behind each token."""
+    tokenizer = load("pocket").tokenizer
+    model = judge_folder(tmp_path / "model", tokenizer)
+    main(["eval", "draws", "--law", str(tmp_path / "model"), "--length", "8", "--steps", "2", "--n", "2",
+          "--records", str(tmp_path / "draws.jsonl")])  # fmt: skip
+    (first, _) = read_records(tmp_path / "draws.jsonl")
+    assert first.model == "model" and first.data == "corpus:heldout"
+    ids = torch.tensor([tokenizer.encode(next(read_documents("corpus:heldout")))[:8]])
+    with torch.no_grad():
+        log_p = model(ids).logits[0].log_softmax(-1)
+    own = math.exp(-(log_p.exp() * log_p).sum(-1).mean())
+    assert first.details == {"law_ppl": pytest.approx(own, rel=1e-4), "vocabulary": tokenizer.size}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tokens", "1"], "at least 2 tokens"),
+        (["--steps", "0"], "at least 1 step"),
+        (["--length", "0"], "--length must lie in"),
+        (["--n", "0"], "--n must lie in"),
+        (["--impl", "gumble"], "gumbel"),
+        (["--process.kind", "autoregressive"], "has noise"),
+        (["--law", "nowhere"], "not a causal language model"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], said: str, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", "draws", *words, "--records", str(tmp_path / "draws.jsonl")])
+    message = capsys.readouterr().err
+    assert stop.value.code == 2 and said in message and message.count("\n") == 1
+    assert not (tmp_path / "draws.jsonl").exists()
+
+
+def texts(levels: dict[tuple[str, str, int], float], law: str = "zipf-1") -> list[EvalRecord]:
+    """Perplexity, and an entropy with it, by method, sampler and steps."""
+    found = []
+    for (method, sampler, steps), level in levels.items():
+        about = {"steps": steps, "sampler": sampler, "n": 2, "model": law, "length": 1024,
+                 "temperature": 1.0, "top_p": 1.0, "stderr": 0.02 * level,
+                 "config": {"process": config(method)["process"]},
+                 "details": {"law_ppl": 1000.0, "vocabulary": 50257}}  # fmt: skip
+        found += [of(method, "law_ppl", level, 0, **about),
+                  of(method, "law_entropy", 5.0, 0, **{**about, "stderr": 0.01})]  # fmt: skip
+    return found
+
+
+LEVELS = {
+    ("MDLM", "gumbel", 8): 990.0, ("MDLM", "gumbel", 1024): 500.0, ("XDLM k=0.1", "gumbel", 8): 995.0,
+    ("XDLM k=0.1", "gumbel", 1024): 700.0, ("MDLM", "thinned", 1024): 1001.0,
+}  # fmt: skip
+CLAIM = "Drawn from a known law by float32 noise, 1,024 steps: MDLM's texts have a lower perplexity than"
+
+
+def test_the_page_holds_texts_against_their_law(tmp_path: Path) -> None:
+    page = page_of_study(replace(collect(whole()), law=texts(LEVELS)))
+    found = verdicts(page)
+    assert found[f"{CLAIM} the law says"] == found[f"{CLAIM} XDLM k=0.1's"] == "holds"
+    assert "| MDLM, float32 noise | 990.0 ± 19.8 | 500.0 ± 10.0 |" in page
+    assert "| MDLM, exact draws |  | 1001.0 ± 20.0 |" in page
+    assert "| MDLM, the paper | 5.872 | 5.287 |" in page
+    assert "(50,257 tokens; the law's own: 1,000.00)" in page
+    same = dict.fromkeys(LEVELS, 1000.0)
+    found = verdicts(page_of_study(replace(collect(whole()), law=texts(same))))
+    assert found[f"{CLAIM} XDLM k=0.1's"] == "not separated by the noise"
+    with pytest.raises(UserError, match="texts of the law zipf-1: records differ in n"):
+        page_of_study(
+            replace(collect(whole()), law=[*texts(LEVELS), replace(texts(LEVELS)[0], n=9)])
+        )
+
+
+def test_a_folder_of_laws_is_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    (folder / "law").mkdir(parents=True)
+    append_records(folder / "a.jsonl", whole())
+    append_records(folder / "law" / "draws.jsonl", texts(LEVELS))
+    study = read_study(folder)
+    assert len(study.law) == 2 * len(LEVELS) and len(study.records) == len(whole())
+    main(["report", "--results", str(folder), "--out", str(tmp_path / "RESULTS.md")])
+    assert "(results/figures/law.png)" in (tmp_path / "RESULTS.md").read_text()
+    assert (folder / "figures" / "law.png").stat().st_size < 100_000
+    assert json.loads((folder / "law" / "draws.jsonl").read_text().splitlines()[0])["n"] == 2
