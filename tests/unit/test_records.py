@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ from results import record
 from test_cli import complaint
 
 from xdlm import UserError
-from xdlm.evaluation.records import append_records, read_records, resume_records
+from xdlm.evaluation.records import (
+    append_records,
+    check_records,
+    read_records,
+    record_files,
+    resume_records,
+)
 
 FIRST, SECOND, THIRD = (record(seed=i) for i in range(3))
 
@@ -32,6 +39,22 @@ def test_a_line_that_a_kill_cut_off_goes(file: Path, left: int) -> None:
     file.write_bytes(torn)
     assert resume_records(file) == [FIRST, SECOND]
     assert file.read_bytes() == whole
+
+
+def test_packed_records_are_read_and_left_alone(file: Path) -> None:
+    packed = file.with_name("packed.jsonl.xz")
+    packed.write_bytes(lzma.compress(file.read_bytes()))
+    assert read_records(packed) == [FIRST, SECOND]
+    assert record_files(file.parent) == [packed, file]
+    before = packed.read_bytes()
+    for change in (check_records, resume_records, lambda f: append_records(f, [THIRD])):
+        with pytest.raises(UserError, match="it is packed"):
+            change(packed)
+    assert packed.read_bytes() == before
+    for damaged in (before[:-9], b"{}", before + b"more"):
+        packed.write_bytes(damaged)
+        with pytest.raises(UserError, match="is damaged, or not packed"):
+            read_records(packed)
 
 
 def test_a_record_that_lacks_its_newline_stays(file: Path) -> None:

@@ -48,8 +48,8 @@ class Options:
     records: tuple[str, ...] = ()
     """Files of records."""
     results: str | None = None
-    """A folder of records (*.jsonl) of a study, to write a page about; figures go to its folder
-    figures."""
+    """A folder of records of a study (*.jsonl, also packed by xz), to write a page about; figures go to its
+    folder figures."""
     trade_off: str | None = None
     """Draw likelihood of this text against quality of generated text; zero-shot is the mean of seven."""
     steps: int = 32

@@ -1,9 +1,14 @@
-"""A measured number and all that it depends on, one line of JSON each."""
+"""A measured number and all that it depends on, one line of JSON each.
+
+Records are appended to plain files. What is kept may be packed (.jsonl.xz), to a fifteenth of its size, and
+is read as it is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import lzma
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,6 +64,8 @@ class EvalRecord:
 
 #: What was found, and by which build of what on what: two records that agree in all else measured the same.
 _OUTCOME = ("value", "stderr", "nfe", "details", "row_nats", "xdlm", "commit", "torch", "device")
+#: How the name of a packed file ends.
+_PACKED = ".xz"
 #: How every line of ours begins.
 _BEGIN = b'{"metric"'
 
@@ -71,6 +78,7 @@ def measurement(record: EvalRecord) -> str:
 
 def append_records(file: Path, records: Sequence[EvalRecord]) -> None:
     """Add lines to a file of records, each in one piece: others may be writing to it too."""
+    _refuse_packed(file)
     with explained(file):
         if file.is_file():
             _mend(file)
@@ -88,9 +96,15 @@ def read_records(file: Path) -> list[EvalRecord]:
     return _parsed(file, _content(file))
 
 
+def record_files(folder: Path) -> list[Path]:
+    """Files of records in a folder and those in it, packed or not."""
+    return sorted([*folder.rglob("*.jsonl"), *folder.rglob(f"*.jsonl{_PACKED}")])
+
+
 def check_records(file: Path) -> list[EvalRecord]:
     """What a file holds that more can be appended to: records and, after a kill, part of one; or nothing.
-    A file of anything else is refused."""
+    A file of anything else is refused, and so is a packed one."""
+    _refuse_packed(file)
     return _parsed(file, _untorn(_content(file))) if file.is_file() else []
 
 
@@ -104,11 +118,19 @@ def resume_records(file: Path) -> list[EvalRecord]:
     return records
 
 
+def _refuse_packed(file: Path) -> None:
+    if file.suffix == _PACKED:
+        raise UserError(f"cannot append to {file}: it is packed; unpack it, or choose another file")
+
+
 def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        content = file.read_bytes()
+        return lzma.decompress(content) if file.suffix == _PACKED else content
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
+    except lzma.LZMAError as error:
+        raise UserError(f"{file} is damaged, or not packed by xz: {error}") from error
 
 
 def _mend(file: Path) -> None:

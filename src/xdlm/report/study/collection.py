@@ -14,7 +14,7 @@ from xdlm.config import AUTOREGRESSIVE
 from xdlm.data import ZERO_SHOT
 from xdlm.errors import UserError
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
-from xdlm.evaluation.records import EvalRecord, measurement, read_records
+from xdlm.evaluation.records import EvalRecord, measurement, read_records, record_files
 from xdlm.evaluation.writing import FOREIGN
 from xdlm.report.comparison import (
     ALWAYS,
@@ -217,8 +217,8 @@ def drawn_twice(records: Sequence[EvalRecord]) -> Drawn:
 
 
 def _read_all(folder: Path) -> list[EvalRecord]:
-    found = (f for f in folder.rglob("*.jsonl") if not is_apart(f, folder))
-    files = sorted(f for f in found if SAMPLES not in f.relative_to(folder).parts)
+    found = (f for f in record_files(folder) if not is_apart(f, folder))
+    files = [f for f in found if SAMPLES not in f.relative_to(folder).parts]
     raw = once([record for file in files for record in read_records(file)])
     if not raw:
         raise UserError(f"{folder} holds no records; give a folder of files that `xdlm eval` wrote")
