@@ -199,7 +199,8 @@ def test_the_command_is_that_of_the_records() -> None:
     judge = ppl("MDLM", 15.0, model="runs/repro/seed-1/judge",
                 config={**config("MDLM", seed=1), "process": {"kind": "autoregressive"}})  # fmt: skip
     assert repeat_again(collect([*study.again.records, judge])) == (
-        "python recipes/repro/run.py --minutes 60 --judge models/SmolLM2-135M-Instruct-Q8_0.gguf --seed 1 "
+        "python recipes/repro/run.py --minutes 60 --judge models/SmolLM2-135M-Instruct-Q8_0.gguf "
+        "--precision float32 --seed 1 "
         "--last-only --runs mdlm xdlm-k0.1 judge --steps 8 256 1024 --n 1024 1024 1024"
     )
 
