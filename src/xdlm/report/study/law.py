@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def known_laws(study: Study) -> Section | None:
     laws = {name: [r for r in study.law if r.model == name] for name in _names(study.law)}
     for name, records in laws.items():
         check_alike(records, _ALIKE, f"texts of the law {name}")
-    figures: dict[str, Plot] = {"law": lambda file: _plot(laws, file)}
+    figures: dict[str, Plot] = {"law": partial(_plot, laws)}
     return Section(
         TITLE, ("tab:owt_performance",),
         [_about(), *(part for name, own in laws.items() for part in _tables(name, own))],
@@ -136,7 +137,7 @@ def _plot(laws: dict[str, list[EvalRecord]], file: Path) -> None:
     methods = list(dict.fromkeys(method_of(r) for own in laws.values() for r in own))
     colours = series_colours(methods)
 
-    def panel(axes: Axes, name: str) -> None:
+    def panel(name: str, axes: Axes) -> None:
         own, lines = _own(laws[name]), Lines()
         for method, cells in _cells(laws[name], PERPLEXITY, noisy=True).items():
             lines[method] = [
@@ -144,4 +145,4 @@ def _plot(laws: dict[str, list[EvalRecord]], file: Path) -> None:
             ]
         draw_by_steps(axes, lines, colours, f"perplexity / the law's ({name})", None)
 
-    save_panels(file, [lambda axes, name=name: panel(axes, name) for name in laws], small=True)  # type: ignore[misc]
+    save_panels(file, [partial(panel, name) for name in laws], small=True)
