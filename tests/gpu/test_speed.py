@@ -1,4 +1,4 @@
-"""What is claimed of speed and memory at the paper's size, with room for what other tests left on the GPU."""
+"""What is claimed of speed and memory at the paper's size, with room for what other tests left behind."""
 
 from __future__ import annotations
 
