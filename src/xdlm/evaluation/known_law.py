@@ -33,6 +33,8 @@ from xdlm.sampling import SamplerConfig, sample
 ZIPF = "zipf"
 #: What is recorded of such texts: perplexity under their law, and entropy of their own tokens.
 PERPLEXITY, ENTROPY = "law_ppl", "law_entropy"
+#: The sampler of a record that is not of texts, but of what float32 noise makes of their law.
+CALCULATED = "gumbel, calculated"
 #: Positions whose laws are held at a time.
 _AT_ONCE = 64
 
@@ -93,8 +95,8 @@ class Faithfulness(NamedTuple):
     """Of the drawn tokens under the law itself; its error takes tokens for independent, as they are."""
     expected: float
     """What it comes out at if nothing but the law decides."""
-    entropy: Mean
-    """Of each text's own tokens."""
+    entropy: Mean | None
+    """Of each text's own tokens, where there are texts."""
 
 
 def draw_texts(

@@ -1,6 +1,6 @@
 """Samplers, filters, templates and the record of what a run did."""
 
-from xdlm.sampling.ancestral import THINNED, SamplerConfig, sample
+from xdlm.sampling.ancestral import GUMBEL, THINNED, SamplerConfig, sample
 from xdlm.sampling.confidence import ConfidenceConfig, decode
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.guidance import Guidance
@@ -13,6 +13,7 @@ from xdlm.sampling.trajectory import Change, Trajectory
 from xdlm.sampling.writing import How, configure, write
 
 __all__ = [
+    "GUMBEL",
     "THINNED",
     "Block",
     "Change",

@@ -31,8 +31,8 @@ from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.watching import Watch
 
 Last = Literal["sample", "argmax"]
-#: How tokens are drawn, unless told otherwise.
-THINNED = "thinned"
+#: How tokens are drawn, unless told otherwise, and as published implementations draw them.
+THINNED, GUMBEL = "thinned", "gumbel"
 
 
 @dataclass(frozen=True)
@@ -274,5 +274,5 @@ def _hidden(
 STEPS: dict[str, Callable[[Run, Leg, Tensor, StepUniforms, Filter | None], Stepped]] = {
     THINNED: _thinned_step,
     "dense": step_densely,
-    "gumbel": step_by_gumbel_noise,
+    GUMBEL: step_by_gumbel_noise,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +19,10 @@ from xdlm.cli.progress import progress, waiting
 from xdlm.config import ProcessConfig
 from xdlm.data import open_source
 from xdlm.errors import UserError
+from xdlm.evaluation.generation import Mean
 from xdlm.evaluation.judges import CausalJudge
 from xdlm.evaluation.known_law import (
+    CALCULATED,
     ENTROPY,
     PERPLEXITY,
     ZIPF,
@@ -31,7 +35,9 @@ from xdlm.evaluation.known_law import (
 )
 from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.records import EvalRecord
-from xdlm.sampling import THINNED, SamplerConfig
+from xdlm.evaluation.starvation import classes_of, starved_nats
+from xdlm.noise import NoiseProcess
+from xdlm.sampling import GUMBEL, THINNED, SamplerConfig
 from xdlm.training.device import describe, pick_device
 
 _DESCRIPTION = """Texts whose law is known, drawn by a sampler that is given just that law as predictions.
@@ -45,6 +51,7 @@ examples:
   xdlm eval draws --steps 8 64 --length 128 --tokens 5000
   xdlm eval draws --process.kind masked --impl gumbel --steps 8 128 1024 --n 2 --records draws.jsonl
   xdlm eval draws --law models/gpt2-large --data wikitext2:test --impl gumbel --steps 8 1024
+  xdlm eval draws --process.kind uniform --impl gumbel --calculate --length 1 --steps 8 1024
 """
 
 
@@ -69,6 +76,9 @@ class Options:
     impl: str = THINNED
     """How tokens are drawn: thinned is fast, dense its slow twin of the same law; gumbel draws as published
     implementations do, by float32 noise that starves rare tokens."""
+    calculate: bool = False
+    """Do not draw, but calculate what float32 noise (--impl gumbel) makes of the law: without chance, and
+    exactly where little of a position's weight moves in a step."""
     seed: int = 0
     """Decides every draw."""
     device: str = "auto"
@@ -85,25 +95,45 @@ def run(arguments: list[str]) -> None:
     law = _law(options, device)
     process = options.process.build(options.process.vocab(len(law.weight)))
     assert process is not None, "it has noise"
-    table = Table("steps", "perplexity under the law", "entropy of a text")
-    expected = ""
+    table, expected = Table("steps", "perplexity under the law", "entropy of a text"), math.nan
+    measured = _calculated if options.calculate else _drawn
+    for steps, found in measured(options, law, process, device):
+        keep(options.records, *_records(options, law, steps, found, device))
+        entropy = "" if found.entropy is None else with_error(*_pair(found.entropy), 3)
+        table.add_row(f"{steps}", with_error(*_pair(found.perplexity)), entropy)
+        expected = found.expected
+    how = f"{options.n} x {len(law.states):,} tokens, drawn by {options.impl}"
+    show_table(
+        table, f"{law.name}, {'calculated for float32 noise' if options.calculate else how}",
+        f"The law's own perplexity is {expected:,.2f}.",
+    )  # fmt: skip
+
+
+def _drawn(
+    options: Options, law: Law, process: NoiseProcess, device: torch.device
+) -> Iterator[tuple[int, Faithfulness]]:
     for steps in options.steps:
         config = SamplerConfig(steps, impl=options.impl)
         with progress(f"drawing in {steps} steps") as show:
             drawn = draw_texts(
                 law, process, config, n=options.n, seed=options.seed, device=device, on_step=show
             )
-        found = faithfulness(law, drawn)
-        keep(options.records, *_records(options, law, steps, found, device))
-        expected = f"{found.expected:,.2f}"
-        table.add_row(
-            f"{steps}", *(with_error(mean.value, mean.stderr, digits)
-                          for mean, digits in ((found.perplexity, 2), (found.entropy, 3))),
-        )  # fmt: skip
-    show_table(
-        table, f"{law.name}, {options.n} x {len(law.states):,} tokens, drawn by {options.impl}",
-        f"The law's own perplexity is {expected}.",
-    )  # fmt: skip
+        yield steps, faithfulness(law, drawn)
+
+
+def _calculated(
+    options: Options, law: Law, process: NoiseProcess, device: torch.device
+) -> Iterator[tuple[int, Faithfulness]]:
+    classes = classes_of(law)
+    own = math.exp(classes.mean((classes.size * classes.p * classes.nats).sum(-1)))
+    for steps in options.steps:
+        with progress(f"calculating {steps} steps") as show:
+            nats = starved_nats(classes, process, steps, on_step=show)
+        yield steps, Faithfulness(Mean(math.exp(nats), 0.0), own, None)
+
+
+def _pair(mean: Mean) -> tuple[float, float]:
+    return mean.value, mean.stderr
 
 
 def _check(options: Options) -> None:
@@ -114,6 +144,10 @@ def _check(options: Options) -> None:
         raise UserError("--steps needs at least one number")
     for steps in options.steps:
         SamplerConfig(steps, impl=options.impl)
+    if options.calculate and options.impl != GUMBEL:
+        raise UserError(
+            "--calculate is for float32 noise: other draws keep to the law; --impl gumbel"
+        )
     if not 1 <= options.length <= MAX_LENGTH:
         raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
     if not 1 <= options.n <= MAX_SAMPLES:
@@ -141,10 +175,11 @@ def _text(options: Options) -> str:
 def _records(
     options: Options, law: Law, steps: int, found: Faithfulness, device: torch.device
 ) -> list[EvalRecord]:
+    n, sampler = (0, CALCULATED) if options.calculate else (options.n, options.impl)
     about = EvalRecord(
-        PERPLEXITY, None, None, options.n, options.seed, law.name, 0, "exact", "float32",
+        PERPLEXITY, None, None, n, options.seed, law.name, 0, "exact", "float32",
         {"process": dataclasses.asdict(options.process)}, law.digest, __version__, commit(),
-        torch.__version__, describe(device), length=options.length, steps=steps, sampler=options.impl,
+        torch.__version__, describe(device), length=options.length, steps=steps, sampler=sampler,
         temperature=1.0, top_p=1.0,
         data=None if options.law == ZIPF else options.data,
         details={PERPLEXITY: found.expected, "vocabulary": len(law.weight)},
@@ -152,4 +187,5 @@ def _records(
     return [
         dataclasses.replace(about, metric=metric, value=mean.value, stderr=mean.stderr)
         for metric, mean in ((PERPLEXITY, found.perplexity), (ENTROPY, found.entropy))
+        if mean is not None
     ]

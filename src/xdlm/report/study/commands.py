@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from xdlm.bundled import bundled_folder
 from xdlm.data import ZERO_SHOT
 from xdlm.evaluation.judges import NGRAM
-from xdlm.evaluation.known_law import ZIPF
+from xdlm.evaluation.known_law import CALCULATED, ZIPF
 from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
@@ -122,8 +122,11 @@ def draw_known_again(records: Sequence[EvalRecord]) -> str:
         )
         settings = {k: v for k, v in r.config["process"].items() if v is not None}
         noise = " ".join(f"--process.{name} {value}" for name, value in settings.items())
-        how = f"--n {r.n} --length {r.length} --seed {r.seed}"
-        steps = lines.setdefault(f"{law} {noise} --impl {r.sampler} {how}", [])
+        drawn = f"--impl {r.sampler} --n {r.n} --length {r.length} --seed {r.seed}"
+        how = (
+            f"--impl {GUMBEL} --calculate --length {r.length}" if r.sampler == CALCULATED else drawn
+        )
+        steps = lines.setdefault(f"{law} {noise} {how}", [])
         steps += [r.steps or 0] * (r.steps not in steps)
     return "\n".join(
         f"xdlm eval draws {what} --steps {' '.join(map(str, sorted(steps)))} --records results.jsonl"

@@ -1,0 +1,129 @@
+"""What float32 noise makes of a law, calculated.
+
+`sampling.dense.step_by_gumbel_noise` draws as published implementations do: the token e of the largest
+`w_e / E_e`, with `E = -log u` from uniform numbers u of 24 bits. So E lies on a grid d, 2d, 3d, ... with
+d = 2^-24. Where one weight is far above all others, as that of staying is in many steps, a token of the
+share R of all weight wins with the probability
+
+    sum_j d exp(-j d / R)  =  d / (exp(d / R) - 1)        and not        R = integral of exp(-E / R) dE,
+
+which is next to nothing for R below d. A position of known law p is then a chain of known probabilities:
+from z a step leads to each other e with that of
+
+    R  =  f_s(p, e) / (1 + f_s(p, z) alpha_ts / b_ts(z)),
+
+and else stays (see `noise.process` for the notation). Tokens of neighbouring ranks are taken as one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from xdlm.evaluation.known_law import Law
+from xdlm.noise import NoiseProcess
+from xdlm.sampling.reverse import Leg, time_grid
+from xdlm.structs import TokenValues
+
+#: Of float32 numbers between 0 and 1.
+BITS = 24
+#: Classes of ranks, about as many for each factor between them, and positions that are followed at a time.
+_CLASSES, _AT_ONCE = 96, 16
+
+
+class Classes(NamedTuple):
+    """Tokens by their rank in each of L laws: how many are in a class [C], the mean of their probabilities
+    [L, C], and by those of -log p; and how many positions have each law [L]."""
+
+    size: Tensor
+    p: Tensor
+    nats: Tensor
+    positions: Tensor
+
+    def mean(self, of_laws: Tensor) -> float:
+        """Over positions, of something [L]."""
+        return float((of_laws * self.positions).sum() / self.positions.sum())
+
+
+def classes_of(law: Law, n: int = _CLASSES) -> Classes:
+    """Ranks from 1 to V, in at most `n` classes."""
+    size = len(law.weight)
+    edges = torch.logspace(0, 1, n + 1, base=size, dtype=torch.float64).round().long() - 1
+    edges[-1] = size
+    count = edges.unique_consecutive().diff()
+    means: list[list[Tensor]] = [[], []]
+    distinct, positions = law.states.unique(dim=0, return_counts=True)
+    for states in distinct.split(_AT_ONCE):
+        log_p = (states.double() @ law.weight.double().T).log_softmax(-1)
+        log_p = log_p.sort(-1, descending=True).values
+        parts = log_p.split(count.tolist(), -1)
+        total = torch.stack([part.exp().sum(-1) for part in parts], -1)
+        entropy = torch.stack([-(part.exp() * part).sum(-1) for part in parts], -1)
+        means[0].append(total / count)
+        means[1].append(entropy / total)
+    p, nats = (torch.cat(part) for part in means)
+    return Classes(count.double(), p, nats, positions.double())
+
+
+def starved_nats(
+    classes: Classes,
+    process: NoiseProcess,
+    steps: int,
+    *,
+    bits: int = BITS,
+    on_step: Callable[[int, int], None] | None = None,
+) -> float:
+    """Nats per token, under the law, of texts that are drawn by noise of so many bits."""
+    parts = list(zip(classes.p.split(_AT_ONCE), classes.nats.split(_AT_ONCE), strict=True))
+    found, legs = [], list(time_grid(process, steps, torch.zeros(1)))
+    for done, (p, nats) in enumerate(parts):
+        chain = _Chain(process, p, classes.size, 2.0**-bits)
+        for i, leg in enumerate(legs):
+            chain.step(leg)
+            if on_step is not None:
+                on_step(done * len(legs) + i + 1, len(parts) * len(legs))
+        found.append((chain.tokens * nats).sum(-1))
+    return classes.mean(torch.cat(found))
+
+
+class _Chain:
+    """How likely each of L positions is to hold a token of each class [L, C], or the mask [L]."""
+
+    def __init__(self, process: NoiseProcess, p: Tensor, count: Tensor, least: float) -> None:
+        assert len(process.special_ids) <= 1, "several special tokens would be several states"
+        self._process, self._p, self._count, self._least = process, p, count, least
+        start = process.terminal(torch.zeros(1, dtype=torch.float64))
+        self.tokens = (start.b.tok * count).expand(len(p), -1)
+        self.mask = _of_mask(start.b).expand(len(p))
+
+    def step(self, leg: Leg) -> None:
+        bridge = self._process.bridge(leg.at_s, leg.at_t)
+        weight = leg.at_s.alpha * self._p + leg.at_s.b.tok  # of one token [L, C]
+        mask = _of_mask(leg.at_s.b)
+        stay = weight * bridge.alpha / bridge.b.tok if bridge.b.tok > 0 else torch.inf * weight
+        gone = self._wins(weight[:, None] / (1 + stay[..., None]))  # [L, from, to]: one token
+        masked = self._wins(mask / (1 + stay))
+        to = gone * self._count
+        to.diagonal(dim1=1, dim2=2).sub_(gone.diagonal(dim1=1, dim2=2))  # others of the same class
+        kept = self.tokens * (1 - to.sum(-1) - masked)
+        revealed = torch.zeros_like(self.tokens)
+        if self._process.special_ids:
+            again = mask * bridge.alpha / _of_mask(bridge.b)
+            revealed = self._wins(weight / (1 + again)) * self._count
+            if leg.last:  # no mask stays, whatever is too rare to win
+                revealed = revealed / revealed.sum(-1, keepdim=True)
+        after = kept + torch.einsum("lf,lft->lt", self.tokens, to) + self.mask[:, None] * revealed
+        self.mask = (self.tokens * masked).sum(-1) + self.mask * (1 - revealed.sum(-1))
+        self.tokens = after
+
+    def _wins(self, share: Tensor) -> Tensor:
+        """d / (exp(d / R) - 1), 0 for R = 0."""
+        return self._least / torch.expm1(self._least / share.clamp_min(1e-300))
+
+
+def _of_mask(values: TokenValues) -> Tensor:
+    """0 where there is none."""
+    return values.special[..., 0] if values.special_ids else torch.zeros_like(values.tok)
