@@ -132,8 +132,9 @@ def _calculated(
         yield steps, Faithfulness(Mean(math.exp(nats), 0.0), own, None)
 
 
-def _pair(mean: Mean) -> tuple[float, float]:
-    return mean.value, mean.stderr
+def _pair(mean: Mean) -> tuple[float, float | None]:
+    """What is calculated has no error."""
+    return mean.value, mean.stderr or None
 
 
 def _check(options: Options) -> None:
