@@ -48,10 +48,13 @@ def test_packed_records_are_read_and_left_alone(file: Path) -> None:
     assert record_files(file.parent) == [packed, file]
     before = packed.read_bytes()
     for change in (check_records, resume_records, lambda f: append_records(f, [THIRD])):
-        with pytest.raises(UserError, match="it is packed"):
+        with pytest.raises(UserError, match="is packed: unpack it"):
             change(packed)
-    assert packed.read_bytes() == before
-    for damaged in (before[:-9], b"{}", before + b"more"):
+    beside = packed.with_name("packed.jsonl")
+    with pytest.raises(UserError, match="xz is packed: unpack it"):
+        append_records(beside, [THIRD])
+    assert packed.read_bytes() == before and not beside.exists()
+    for damaged in (before[:-9], b"{}", before + b"more", before + file.read_bytes()):
         packed.write_bytes(damaged)
         with pytest.raises(UserError, match="is damaged, or not packed"):
             read_records(packed)

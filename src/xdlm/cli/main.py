@@ -45,7 +45,6 @@ verbs:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 2 bad input, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    warnings.formatwarning = _one_line
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an odd locale costs a character, not the run
             stream.reconfigure(errors="replace")
@@ -56,6 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"xdlm {__version__}")
         return
     verb, rest = arguments[0], arguments[1:]
+    usual, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
         if verb not in VERBS:
             raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)}")
@@ -78,6 +78,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print("xdlm: not enough memory for that; ask for less at a time", file=sys.stderr)
         sys.exit(2)
+    finally:
+        warnings.formatwarning = usual
 
 
 def _one_line(

@@ -1,8 +1,9 @@
 """Texts whose law is known: what differs from it is the sampler's doing alone.
 
-Every position i of such a text has a law p_i of its own, independent of all others. Then `x~_i = p_i` is
-the ideal prediction whatever stands elsewhere, the reverse process is exact, and under every noise and in
-any number of steps the texts have that law. So
+Every position i of such a text has a law p_i of its own, independent of all others. A prediction x~_i is
+what the *other* positions say of x_i (what stands at i itself the posterior accounts for), so that
+`x~_i = p_i` is ideal, reverse steps are Bayes' rule, and under every noise and in any number of steps the
+texts have that law. So
 
     exp( mean of -log p_i(x_i) )    comes out at    exp( mean of H(p_i) )
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -39,17 +42,21 @@ CALCULATED = "gumbel, calculated"
 _AT_ONCE = 64
 
 
-class Law(NamedTuple):
+@dataclass(frozen=True)
+class Law:
     """p_i = softmax(states_i . weight) at each of L positions: `states` [L, D], `weight` [V, D]."""
 
     name: str
     states: Tensor
     weight: Tensor
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        content = (tensor.float().cpu().numpy().tobytes() for tensor in (self.states, self.weight))
-        return hashlib.sha256(b"".join(content)).hexdigest()
+        """In the place of a tokenizer's: what is said of other tokens or laws does not compare."""
+        found = hashlib.sha256()
+        for tensor in (self.states, self.weight):
+            found.update(tensor.float().cpu().numpy().tobytes())
+        return found.hexdigest()
 
 
 def zipf(n_tokens: int, length: int, exponent: float = 1.0) -> Law:

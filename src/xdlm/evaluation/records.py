@@ -119,14 +119,27 @@ def resume_records(file: Path) -> list[EvalRecord]:
 
 
 def _refuse_packed(file: Path) -> None:
-    if file.suffix == _PACKED:
-        raise UserError(f"cannot append to {file}: it is packed; unpack it, or choose another file")
+    """What is appended beside a packed file would be measured twice."""
+    for packed in (file, file.with_name(file.name + _PACKED)):
+        if packed.suffix == _PACKED and (packed == file or packed.exists()):
+            raise UserError(
+                f"{packed} is packed: unpack it to append to it, or choose another file"
+            )
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Whole, and with nothing behind it."""
+    reader = lzma.LZMADecompressor()
+    records = reader.decompress(content)
+    if not reader.eof or reader.unused_data:
+        raise lzma.LZMAError("its end is missing, or something stands behind it")
+    return records
 
 
 def _content(file: Path) -> bytes:
     try:
         content = file.read_bytes()
-        return lzma.decompress(content) if file.suffix == _PACKED else content
+        return _unpacked(content) if file.suffix == _PACKED else content
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
     except lzma.LZMAError as error:

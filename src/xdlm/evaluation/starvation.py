@@ -12,7 +12,10 @@ from z a step leads to each other e with that of
 
     R  =  f_s(p, e) / (1 + f_s(p, z) alpha_ts / b_ts(z)),
 
-and else stays (see `noise.process` for the notation). Tokens of neighbouring ranks are taken as one class.
+or stays by the same rule with `f_s(p, z) (1 + alpha_ts / b_ts(z))` above the line (`noise.process` has the
+notation), all divided by their sum, which is 1 but for what is starved. Where no weight is far above the
+others, as in the first and in the last step, the rule is good to first order in d V. Tokens of neighbouring
+ranks are taken as one class.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch import Tensor
 
 from xdlm.evaluation.known_law import Law
 from xdlm.noise import NoiseProcess
+from xdlm.noise.process import Bridge
 from xdlm.sampling.reverse import Leg, time_grid
 from xdlm.structs import TokenValues
 
@@ -103,21 +107,31 @@ class _Chain:
         bridge = self._process.bridge(leg.at_s, leg.at_t)
         weight = leg.at_s.alpha * self._p + leg.at_s.b.tok  # of one token [L, C]
         mask = _of_mask(leg.at_s.b)
-        stay = weight * bridge.alpha / bridge.b.tok if bridge.b.tok > 0 else torch.inf * weight
-        gone = self._wins(weight[:, None] / (1 + stay[..., None]))  # [L, from, to]: one token
-        masked = self._wins(mask / (1 + stay))
-        to = gone * self._count
-        to.diagonal(dim1=1, dim2=2).sub_(gone.diagonal(dim1=1, dim2=2))  # others of the same class
-        kept = self.tokens * (1 - to.sum(-1) - masked)
-        revealed = torch.zeros_like(self.tokens)
+        tokens, masks = self._from_tokens(weight, mask, bridge)
         if self._process.special_ids:
-            again = mask * bridge.alpha / _of_mask(bridge.b)
-            revealed = self._wins(weight / (1 + again)) * self._count
-            if leg.last:  # no mask stays, whatever is too rare to win
-                revealed = revealed / revealed.sum(-1, keepdim=True)
-        after = kept + torch.einsum("lf,lft->lt", self.tokens, to) + self.mask[:, None] * revealed
-        self.mask = (self.tokens * masked).sum(-1) + self.mask * (1 - revealed.sum(-1))
-        self.tokens = after
+            shown, hidden = self._from_mask(weight, mask, bridge.alpha / _of_mask(bridge.b))
+            tokens, masks = tokens + shown, masks + hidden
+        self.tokens, self.mask = tokens, masks
+
+    def _from_tokens(self, weight: Tensor, mask: Tensor, bridge: Bridge) -> tuple[Tensor, Tensor]:
+        """Where those that hold a token are after a step: tokens [L, C] and mask [L]."""
+        if not bridge.b.tok > 0:
+            return self.tokens, torch.zeros_like(self.mask)
+        once_more = bridge.alpha / bridge.b.tok
+        total = 1 + weight * once_more
+        one = self._wins(weight[:, None] / total[..., None])  # [L, from, to]: one token
+        to = one * self._count
+        to.diagonal(dim1=1, dim2=2).sub_(one.diagonal(dim1=1, dim2=2))  # others of the same class
+        masked, kept = self._wins(mask / total), self._wins(weight * (1 + once_more) / total)
+        per_win = self.tokens / (to.sum(-1) + masked + kept)
+        return torch.einsum("lf,lft->lt", per_win, to) + per_win * kept, (per_win * masked).sum(-1)
+
+    def _from_mask(self, weight: Tensor, mask: Tensor, once_more: Tensor) -> tuple[Tensor, Tensor]:
+        total = 1 + mask * once_more
+        shown = self._wins(weight / total) * self._count
+        hidden = self._wins(mask * (1 + once_more) / total).expand(len(weight))
+        per_win = self.mask / (shown.sum(-1) + hidden)
+        return per_win[:, None] * shown, per_win * hidden
 
     def _wins(self, share: Tensor) -> Tensor:
         """d / (exp(d / R) - 1), 0 for R = 0."""

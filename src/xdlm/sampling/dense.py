@@ -16,7 +16,7 @@ from xdlm.sampling.reverse import Leg, Run, Stepped
 from xdlm.sampling.step import StepUniforms
 from xdlm.structs import is_special
 
-#: Logits that are held at a time by `step_by_gumbel_noise`: many on a GPU, elsewhere what caches hold.
+#: Logits that are held at a time by `step_by_gumbel_noise`: many on a GPU, on a CPU what caches hold.
 _ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
 
 
@@ -61,7 +61,7 @@ def step_by_gumbel_noise(
     after, probs = before.clone(), torch.full_like(before, torch.nan, dtype=torch.float32)
     seed = int(uniforms.token.flatten()[:1].sum() * 2**53)  # the first sequence's, if there is one
     generator = torch.Generator(z.device).manual_seed(seed)
-    elements = _ELEMENTS.get(z.device.type, _ELEMENTS["cuda"])
+    elements = _ELEMENTS["cpu" if z.device.type == "cpu" else "cuda"]
     for part in blocks(len(at), run.denoiser.n_states, elements):
         rows, at_s = at[part], leg.at_s.index(batch[part])
         logits = _logits(run, leg, run.head.logits, [state[rows] for state in states])

@@ -227,9 +227,12 @@ class Trainer:
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where nobody said so. What cannot run is an error."""
         if not self.model.linear_head:
-            own = self.config.loss.impl in ("auto", "fused")
-            fused = own and self.model.has_own_stats(self.device)
-            return "fused head" if fused else "dense head"
+            able, wanted = self.model.has_own_stats(self.device), self.config.loss.impl
+            if wanted == "fused" and not able:
+                raise UserError(
+                    "loss.impl 'fused' has no kernel for this model's head here; use 'auto'"
+                )
+            return "fused head" if able and wanted in ("auto", "fused") else "dense head"
         impl = resolve_impl(self.config.loss.impl, self.device)
         obstacle = fused_obstacle(self.device) if self.config.loss.impl == "auto" else None
         return f"{impl} head ({obstacle})" if obstacle else f"{impl} head"

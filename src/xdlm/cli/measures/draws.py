@@ -51,7 +51,7 @@ examples:
   xdlm eval draws --steps 8 64 --length 128 --tokens 5000
   xdlm eval draws --process.kind masked --impl gumbel --steps 8 128 1024 --n 2 --records draws.jsonl
   xdlm eval draws --law models/gpt2-large --data wikitext2:test --impl gumbel --steps 8 1024
-  xdlm eval draws --process.kind uniform --impl gumbel --calculate --length 1 --steps 8 1024
+  xdlm eval draws --process.kind uniform --impl gumbel --calculate --steps 8 1024
 """
 
 
@@ -139,15 +139,17 @@ def _pair(mean: Mean) -> tuple[float, float | None]:
 
 def _check(options: Options) -> None:
     check_seed(options.seed)
-    if options.process.is_autoregressive or options.process.mask_id is not None:
-        raise UserError("a known law has noise, and its mask behind all tokens: leave out mask_id")
+    if options.process.is_autoregressive:
+        raise UserError("there is noise to undo only for masked, uniform, mixed and gidd")
+    if options.process.mask_id is not None:
+        raise UserError("the mask of a known law comes behind all tokens: leave out mask_id")
     if not options.steps:
         raise UserError("--steps needs at least one number")
     for steps in options.steps:
         SamplerConfig(steps, impl=options.impl)
     if options.calculate and options.impl != GUMBEL:
         raise UserError(
-            "--calculate is for float32 noise: other draws keep to the law; --impl gumbel"
+            "--calculate is for float32 noise, other draws keep to the law: add --impl gumbel"
         )
     if not 1 <= options.length <= MAX_LENGTH:
         raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
@@ -163,7 +165,7 @@ def _law(options: Options, device: torch.device) -> Law:
 
 
 def _text(options: Options) -> str:
-    """Enough of the real text: no token is made of more than some characters, few of as many."""
+    """The beginning of the real text: 16 characters for each token are more than enough."""
     read, enough = [], 16 * options.length
     for document in open_source(options.data).documents():
         read.append(document)
