@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_cli import ROOT, complaint
 from test_image_scores import Toy
-from test_images import as_grids, recipe, some_images
+from test_images import as_grids, grid, recipe, save_image, some_images
 from test_unet import SMALL
 from test_vq import small
 
@@ -339,3 +340,16 @@ def test_the_small_recipe_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     trainer = make_trainer(replace(config, train=train), tokenizer_of(config.data))
     assert sum(p.numel() for p in trainer.model.parameters()) < 1e6
     assert trainer.run() and torch.isfinite(trainer.model.out.weight).all()
+
+
+def test_kernels_by_name_are_refused_before_anything_is_written(tmp_path: Path, capsys) -> None:
+    """Of a linear head, and of one over the levels of pixels."""
+    out = ["--train.out", str(tmp_path / "run"), "--train.device", "cpu", "--loss.impl", "fused"]
+    save_image(grid(some_images(4, 8), 2), tmp_path / "some.png")
+    pixels = ["--data.train", str(tmp_path / "some.png"), "--data.val", "None", "--data.length", "192",
+              "--model.side", "8", "--model.multipliers", "1-2", "--model.attention", "4",
+              "--model.n-classes", "0"]  # fmt: skip
+    for name, more in (("cpu-tiny", ["--data.limit", "1"]), ("cpu-pixels", pixels)):
+        file = str(ROOT / "recipes" / f"{name}.yaml")
+        assert "'fused'" in complaint(capsys, "train", file, *more, *out)
+        assert not (tmp_path / "run").exists()
