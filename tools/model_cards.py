@@ -4,7 +4,7 @@ Usage::
 
     xdlm eval ppl --model pocket-xdlm --draws 2 --row-nats --records results/pocket.jsonl
     xdlm eval gen --model pocket-xdlm --judge pocket-judge models/SmolLM2-135M-Instruct \\
-        --steps 4 8 16 64 --n 256 256 256 128 --records results/pocket.jsonl
+        --steps 4 8 16 64 --n 256 256 256 512 --records results/pocket.jsonl
     python tools/model_cards.py
 
 The same for the other three (the judge has a perplexity alone). Every figure on a card is of a record, of
