@@ -229,6 +229,11 @@ def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, c
         line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()
     }
     assert len(lines) > 4
+
+    def refuse(*_: object) -> None:
+        raise UserError("understood")
+
+    monkeypatch.setattr("xdlm.cli.measures.draws._law", refuse)  # it would draw for minutes
     monkeypatch.chdir(tmp_path)
     for line in lines:
         first, *words = line.split()
@@ -236,7 +241,8 @@ def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, c
             plain = [
                 words[2].replace("{", "").replace("}", "") if w == words[2] else w for w in words
             ]
-            assert "runs/repro/mdlm" in complaint(capsys, *plain)
+            missing = "understood" if words[1] == "draws" else "runs/repro/mdlm"
+            assert missing in complaint(capsys, *plain)
         else:
             monkeypatch.setattr("sys.argv", words)
             script = runpy.run_path(str(REPOSITORY / words[0]))

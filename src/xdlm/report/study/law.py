@@ -148,16 +148,11 @@ def _table(records: Sequence[EvalRecord], metric: str, digits: int | None) -> st
     ways = _cells(records, metric)
     steps = sorted({n for cells in ways.values() for n in all_steps(cells)})
     rows = [
-        [f"{method}, {way}", *(_shown(row[n], digits) if n in row else "" for n in steps)]
+        [f"{method}, {way}", *(row[n].shown(digits) if n in row else "" for n in steps)]
         for way, cells in ways.items()
         for method, row in cells.items()
     ]
     return markdown_table(["sampling steps", *(f"{n:,}" for n in steps)], rows) if rows else ""
-
-
-def _shown(found: Estimate, digits: int | None) -> str:
-    """What is calculated has no error."""
-    return found.shown(digits) if found.stderr else f"{found.value:,.2f}"
 
 
 def _falls(laws: dict[str, list[EvalRecord]], exact: Grid[int]) -> list[str]:

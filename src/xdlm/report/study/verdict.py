@@ -26,10 +26,12 @@ class Estimate(NamedTuple):
     """For each text that it is of, what each row adds to it; in the same order for all models."""
 
     def shown(self, digits: int | None = None) -> str:
-        """With two digits behind the point, or one for what is large and not that sure, or as asked."""
+        """With two digits behind the point, or one for what is large and not that sure, or as asked; what
+        is sure alone."""
         if digits is None:
             digits = 1 if self.value >= 100 and not self.stderr < 0.1 else 2
-        return with_error(self.value if math.isfinite(self.value) else None, self.stderr, digits)
+        value = self.value if math.isfinite(self.value) else None
+        return with_error(value, self.stderr or None, digits)
 
     def plain(self) -> str:
         """Without its error."""
