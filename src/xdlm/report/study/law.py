@@ -51,14 +51,15 @@ def known_laws(study: Study) -> Section | None:
 
 
 _ABOUT = (
-    "No trained model and no judge: every position of these texts has a law of its own, independent of the "
-    "others, and the sampler is given just that as predictions (`xdlm eval draws`). Drawn exactly, texts "
-    "have the law's own perplexity under every noise and in any number of steps. So what float32 noise "
-    "makes of it is that noise's doing alone; it can also be calculated (`--calculate`), without chance. "
-    "The paper's published code draws MDLM, GIDD and XDLM by float32 noise and UDLM by float64 noise, "
-    "unless it is told otherwise. How much is lost depends on the law: Zipf's is that of bare frequencies "
-    "of tokens, flatter than what a model predicts once a part of the text is there. And what starves in "
-    "one place changes what is predicted in others, which these texts leave out."
+    "No denoiser is trained, nobody judges: every position of these texts has a law of its own, "
+    "independent of the others, and the sampler is given just that as predictions (`xdlm eval draws`). "
+    "Drawn exactly, texts have the law's own perplexity under every noise and in any number of steps. "
+    "So what float32 noise makes of it is that noise's doing alone; it can also be calculated "
+    "(`--calculate`), without chance. The paper's published code draws MDLM, GIDD and XDLM by float32 "
+    "noise and UDLM by float64 noise, unless it is told otherwise. How much is lost depends on the law:"
+    " Zipf's is that of bare frequencies of tokens, flatter than what a model predicts once a part of "
+    "the text is there. And what starves in one place changes what is predicted in others, which these "
+    "texts leave out."
 )
 
 
