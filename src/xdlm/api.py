@@ -46,6 +46,8 @@ Weights = Literal["ema", "raw"]
 Precision = Literal["float32", "bfloat16"]
 
 MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
+#: Draws of noise for each row of some texts, at least, and for all rows together, at least.
+_FEW_DRAWS, _DRAWS = 16, 512
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class Model:
     step: int
     sampled_as: ProcessConfig | None = None
     """The noise that is undone in sampling, where it is not that of training."""
+
+    def __repr__(self) -> str:
+        n = sum(p.numel() for p in self.denoiser.parameters())
+        about = f"{n / 1e6:.1f} M parameters, {self.weights} weights of step {self.step:,}"
+        return f"Model({self.process}, rows of {self.length} tokens, {about})"
 
     @property
     def length(self) -> int:
@@ -207,14 +214,19 @@ class Model:
         self,
         texts: list[str],
         *,
-        draws: int = 16,
+        draws: int | None = None,
         seed: int = 0,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Likelihood:
-        """An upper bound on the perplexity per token of some texts, each ended as in training."""
+        """An upper bound on the perplexity per token of some texts, each ended as in training. Without
+        `draws`, the fewer rows of text there are the more often noise is drawn for each: at least 16 times,
+        and 512 for all of them, since a sentence has so few tokens that most draws say little."""
         if isinstance(texts, str):
             raise UserError("perplexity takes a list of texts")
-        return self.perplexity_of(self.pack(texts), draws=draws, seed=seed, on_batch=on_batch)
+        rows = self.pack(texts)
+        if draws is None:
+            draws = max(_FEW_DRAWS, _DRAWS // max(1, len(rows) + (rows.tail.size > 0)))
+        return self.perplexity_of(rows, draws=draws, seed=seed, on_batch=on_batch)
 
     def perplexity_of(
         self,
@@ -226,9 +238,13 @@ class Model:
         max_rows: int | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Likelihood:
-        """The same for text that is already packed."""
+        """The same for text that is already packed. It is under the noise of training, also where `mixed`
+        says to sample as another."""
+        process = self.process
+        if self.sampled_as is not None and process is not None:
+            process = self.config.process.build(process.vocab)
         return likelihood(
-            self.denoiser, self.process, rows, draws=draws, seed=seed, batch=batch,
+            self.denoiser, process, rows, draws=draws, seed=seed, batch=batch,
             max_rows=max_rows, on_batch=on_batch,
         )  # fmt: skip
 
@@ -250,6 +266,13 @@ class Model:
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a folder that `load` reads: these weights alone, cast to `dtype` if given (int8: matrices
         as bytes, and a number for each of their rows), with adapters merged into them."""
+        self._check_own_noise()
+        if dtype not in (None, torch.int8) and not (
+            isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        ):
+            raise UserError(
+                f"weights are saved as a float type of torch or torch.int8, not {dtype!r}"
+            )
         whole = self.merged()
         save_weights(
             Path(folder), whole.denoiser, self.tokenizer, whole.config, step=self.step,
@@ -264,6 +287,7 @@ class Model:
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """Write a folder as hubs hold it: config.json, safetensors, tokenizer.json and a model card."""
+        self._check_own_noise()
         whole = self.merged()
         note = Note(whole.config, self.step, self.weights)
         card = model_card(note, self.tokenizer)
@@ -281,6 +305,14 @@ class Model:
         write_adapters(
             Path(folder), self.denoiser, self.config.lora, base=base, card=card, dtype=dtype
         )
+
+    def _check_own_noise(self) -> None:
+        """What is read again is of the noise that the configuration has."""
+        if self.sampled_as is not None:
+            raise UserError(
+                "a model that is sampled as another noise keeps its own when saved: save it without "
+                "mixed(k)"
+            )
 
     def _rules(
         self,
@@ -355,7 +387,7 @@ def _room(n_prompt: int, length: int | None, new_tokens: int | None, default: in
 def load(
     name: str | Path,
     *,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     weights: Weights = "ema",
     precision: Precision = "float32",
 ) -> Model:
@@ -366,7 +398,7 @@ def load(
     """
     for what, value, known in (("weights", weights, Weights), ("precision", precision, Precision)):
         if value not in get_args(known):
-            raise UserError(f"unknown {what} '{value}'{did_you_mean(value, get_args(known))}")
+            raise UserError(f"unknown {what} '{value}'{did_you_mean(str(value), get_args(known))}")
     checkpoint = find_model(name)
     if isinstance(checkpoint, PublishedOther) and not checkpoint.is_denoiser:
         raise UserError(
@@ -374,7 +406,10 @@ def load(
             f"{name}}} in a recipe), or take it as it is with xdlm import --from transformers"
         )
     denoiser, process, tokenizer, used = read_trained(
-        checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
+        checkpoint,
+        weights=weights,
+        device=pick_device(str(device)),
+        dtype=getattr(torch, precision),
     )
     if not isinstance(tokenizer, TextTokenizer):
         raise UserError(f"{name} makes images: see xdlm paint, or xdlm.images in Python")

@@ -36,8 +36,8 @@ class BlankRule:
 
     def pattern(self) -> Pattern:
         if self.choices is not None and self.regex is None:
-            if not self.choices:
-                raise UserError("the list of choices is empty")
+            if isinstance(self.choices, str) or not self.choices:
+                raise UserError(f"choices takes a list of texts, got {self.choices!r}")
             return Pattern.of_choices(self.choices)
         if self.regex is not None and self.choices is None:
             return Pattern(self.regex)
@@ -87,6 +87,9 @@ def make_rules(
 ) -> Rules:
     """What the holes of a row may hold, over a vocabulary of so many tokens; what cannot be met is an
     error. `compiled` stands in for `compile_rule`, for those who keep what was compiled, or bound it."""
+    for name, given in (("banned", banned), ("blanks", blanks)):
+        if isinstance(given, str | BlankRule):
+            raise UserError(f"{name} takes a list, got {given!r}")
     if len(blanks) > len(holes):
         raise UserError(f"{len(blanks)} rules for {len(holes)} blanks")
     ids = tuple(one_token(token, encode) for token in banned)

@@ -23,8 +23,14 @@ class Vocab:
     def __post_init__(self) -> None:
         for name in ("size", "mask_id"):
             value = getattr(self, name)
-            if not isinstance(value, int) and not (name == "mask_id" and value is None):
-                raise UserError(f"a vocabulary's {name} must be an integer, got {value!r}")
+            if name == "mask_id" and value is None:
+                continue
+            try:  # numpy's integers are welcome too
+                object.__setattr__(self, name, operator.index(value))
+            except TypeError:
+                raise UserError(
+                    f"a vocabulary's {name} must be an integer, got {value!r}"
+                ) from None
         if self.size < 2:
             raise UserError(f"a vocabulary needs at least 2 states, got size={self.size}")
         if self.mask_id is not None and not 0 <= self.mask_id < self.size:
@@ -225,12 +231,23 @@ def is_special(z: Tensor, special_ids: tuple[int, ...]) -> Tensor:
 def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
     """Times as float64 on the device of the tokens, one per batch entry (or per position).
 
-    On the CPU they are checked; on a GPU a check would make it wait.
+    On the CPU their values are checked; on a GPU a check would make it wait.
     """
     t = torch.as_tensor(t, dtype=torch.float64, device=tokens.device)
+    if t.shape != tokens.shape[: t.ndim]:
+        raise UserError(
+            f"times of shape {list(t.shape)} for tokens of shape {list(tokens.shape)}: give a number, or "
+            f"one for each of the {len(tokens) if tokens.ndim else 1} rows"
+        )
     if t.device.type == "cpu" and not bool(((t >= 0) & (t <= 1)).all()):
         raise UserError(f"times must lie in [0, 1], got {t.min():.4g} to {t.max():.4g}")
     return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
+
+
+def check_order(s: Tensor, t: Tensor) -> None:
+    """On the CPU, that steps go from t down to s."""
+    if s.device.type == "cpu" and not bool((s < t).all()):
+        raise UserError("a step goes from t down to s: s must be smaller than t")
 
 
 def align(value: Tensor, z: Tensor) -> Tensor:

@@ -99,10 +99,24 @@ def test_optional_packages_are_imported_late() -> None:
                 assert name.split(".")[0] not in lazy, f"{file}: {name}"
 
 
-def test_import_is_light() -> None:
-    heavy = ("torch", "tokenizers", "tyro", "matplotlib", "rich")
-    script = f"import sys, xdlm.cli.main; print([m for m in {heavy} if m in sys.modules])"
+def said_by(script: str) -> str:
+    """What a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
+
+
+def test_import_is_light() -> None:
+    heavy = ("torch", "tokenizers", "tyro", "matplotlib", "rich")
+    light = f"dir(xdlm); print([m for m in {heavy} if m in sys.modules])"
+    assert said_by(f"import sys, xdlm.cli.main; {light}") == "[]"
+
+
+def test_parts_are_there_after_a_mere_import() -> None:
+    parts = ("data", "evaluation", "models", "noise", "objective", "ops", "report", "sampling", "tokens",
+             "training")  # fmt: skip
+    found = f"[p for p in {parts} if getattr(xdlm, p).__name__ == f'xdlm.{{p}}']"
+    assert said_by(f"import xdlm; print({found})") == str(list(parts))
+    listed = f"{{'load', 'Model', 'Vocab', 'UserError', '__version__', *{parts}}} <= set(dir(xdlm))"
+    assert said_by(f"import xdlm; print({listed}, hasattr(xdlm, 'nois'))") == "True False"

@@ -15,7 +15,7 @@ from xdlm.models import PRESETS, DiT
 from xdlm.noise import Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import nelbo, stratified_times
 from xdlm.ops import gather
-from xdlm.structs import Batch, Vocab
+from xdlm.structs import Batch, Vocab, align
 from xdlm.training.loss import DiffusionLoss
 from xdlm.training.noised import noised_in_torch
 
@@ -131,6 +131,26 @@ def test_thinning_leaves_gradients_quiet(process: NoiseProcess) -> None:
     kept = found.z == x
     assert moment[kept].sum() < 0.75 * moment[~kept].sum()
     assert found.picked[kept].float().mean() < 0.25
+
+
+@pytest.mark.parametrize("process", [Mixed(Vocab(1001, 1000), k=0.1), Uniform(Vocab(1000))])
+def test_unchanged_tokens_are_kept_as_the_help_says(process: NoiseProcess) -> None:
+    """With `kept_rows` times their loss under a uniform prediction, to a few percent."""
+    batch, n = 256, 1000
+    x, index = torch.arange(batch * 32).view(batch, 32) % n, torch.arange(batch)
+    t = torch.linspace(0.01, 0.99, batch, dtype=torch.float64)
+    coefs = process.coefs(t)
+    found = noised_in_torch(process, coefs, x, index, 0, 0.1)
+    logits = torch.full((batch, 32, process.vocab.size), -1e4)
+    logits[..., :n] = 0
+    loss = nelbo(process, logits, x, found.z, t)
+    noise = coefs.b.at(found.z)
+    expected = torch.maximum(0.1 * loss, noise / (align(coefs.alpha, x) + noise)).clamp_max(1.0)
+    looked_at = found.picked & (found.z == x)
+    assert looked_at.sum() > 100
+    torch.testing.assert_close(
+        1 / found.scale[looked_at], expected[looked_at].double(), rtol=0.06, atol=0.0
+    )
 
 
 def test_splitting_a_batch_over_processes_gives_the_same_noise() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -391,3 +392,18 @@ def test_template() -> None:
     for bad in ("no hole", "<mask:0>"):
         with pytest.raises(UserError):
             parse_template(bad)
+
+
+@pytest.mark.parametrize(
+    "slip", ["<mask:-1>", "<mask: 3>", "<MASK:4>", "<mask:>", "<mask 3>", "<mask:4\n <mask:2>"]
+)
+def test_a_slip_in_a_hole_is_not_kept_as_text(slip: str) -> None:
+    with pytest.raises(UserError, match=rf"^{re.escape(repr(slip))} is no hole: write <mask:8>"):
+        parse_template(f"a <mask:2> b {slip} c")
+
+
+def test_a_long_slip_is_cut_short() -> None:
+    for slip in ("<mask " + "and so on " * 50 + ">", f"<mask:{'9' * 5000}>"):
+        with pytest.raises(UserError, match=r"^'<mask.*\.\.\.' is no hole") as error:
+            parse_template(slip)
+        assert len(str(error.value)) < 120

@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -39,6 +39,7 @@ from torch import Tensor
 from xdlm.data import Rows
 from xdlm.errors import UserError
 from xdlm.models import Denoiser, head_stats, run_trunk
+from xdlm.models.contract import in_eval_mode
 from xdlm.noise import NoiseProcess
 from xdlm.objective import (
     bound_ends,
@@ -79,6 +80,7 @@ class Likelihood:
 
 
 @torch.no_grad()
+@in_eval_mode
 def likelihood(
     denoiser: Denoiser,
     process: NoiseProcess | None,
@@ -99,7 +101,7 @@ def likelihood(
     """
     passes = likelihood_by_passes(
         denoiser, process, rows, draws=draws, batch=batch, seed=seed, max_rows=max_rows, impl=impl,
-        on_batch=on_batch, world=world,
+        on_batch=on_batch, world=world, together=batch,
     )  # fmt: skip
     return _to_the_end(passes)
 
@@ -117,8 +119,10 @@ def likelihood_by_passes(
     impl: Impl = "auto",
     on_batch: Callable[[int, int], None] | None = None,
     world: World | None = None,
+    together: int = 1,
 ) -> Generator[None, None, Likelihood]:
-    """The same for those who have other things to do between two passes of the model: it returns there."""
+    """The same for those who have other things to do between two passes of the model: it returns there. A
+    pass takes several draws where that makes no more than `together` rows."""
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
@@ -129,6 +133,8 @@ def likelihood_by_passes(
     if total == 0 or (whole == 0 and rows.tail.size <= unpredicted):
         raise UserError("there is no text to evaluate")
     draws = draws if process is not None else 1
+    if process is not None:
+        process.check_states(denoiser.n_states)
     device = denoiser.device
     key = _seed_of_text(seed, rows)
     groups = _groups(len(rows), whole, use_tail, key)
@@ -142,7 +148,10 @@ def likelihood_by_passes(
         part = batches[number]
         index = order[part]
         tokens = rows.tail[None] if index[0] == len(rows) else rows.take(index)
-        x = torch.from_numpy(tokens.astype(np.int64)).to(device)
+        x = torch.from_numpy(tokens.astype(np.int64))
+        if process is not None:
+            process.check_data(x)
+        x = x.to(device)
         if process is None:
             nats = next_token_nats(denoiser, x, impl=impl).sum(1, keepdim=True)
         else:
@@ -150,7 +159,7 @@ def likelihood_by_passes(
             nats = yield from _row_bounds(
                 denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device),
                 label=None if classes is None else torch.from_numpy(classes).to(device),
-                seed=key, impl=impl,
+                seed=key, impl=impl, together=together,
             )  # fmt: skip
         found[number] = nats.cpu()
         yield
@@ -186,12 +195,15 @@ def row_bounds(
     label: Tensor | None = None,
     seed: int,
     impl: Impl = "auto",
+    together: int = 1,
 ) -> Tensor:
     """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of the
     bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
-    draws + 2 forward passes."""
+    draws + 2 forward passes, or fewer where one of `together` rows has room for several draws."""
     return _to_the_end(
-        _row_bounds(denoiser, process, x, index, even, label=label, seed=seed, impl=impl)
+        _row_bounds(
+            denoiser, process, x, index, even, label=label, seed=seed, impl=impl, together=together
+        )
     )
 
 
@@ -205,14 +217,21 @@ def _row_bounds(
     label: Tensor | None,
     seed: int,
     impl: Impl,
+    together: int,
 ) -> Generator[None, None, Tensor]:
-    """The same; it comes back after each draw."""
+    """The same; it comes back after each pass."""
     noised = Noised(denoiser, process, x, index, seed, label=label, impl=impl)
-    inner = []
-    for draw, at in enumerate(even.unbind(1)):
-        inner.append(noised.integrand(at, draw))
+    inner, at_once, first = [], max(1, together // max(1, len(x))), 0
+    for some in even.split(at_once, 1):
+        draw = torch.arange(first, first + some.shape[1], device=x.device)
+        several = noised.repeated(some.shape[1]) if some.shape[1] > 1 else noised
+        nats = several.integrand(
+            some.flatten(), first if several is noised else draw.repeat(len(x))
+        )
+        inner.append(nats.view(some.shape))
+        first += some.shape[1]
         yield
-    return torch.stack(inner, 1) + noised.ends(0)[:, None]
+    return torch.cat(inner, 1) + noised.ends(0)[:, None]
 
 
 def _to_the_end(passes: Generator[None, None, T]) -> T:
@@ -242,9 +261,20 @@ class Noised:
     padding: Tensor | None = None
     """[B, L], where a row has no tokens; `free` does not hold there."""
 
-    def integrand(self, even: Tensor, draw: int) -> Tensor:
+    def repeated(self, times: int) -> Noised:
+        """Each row so many times, one after the other."""
+
+        def each(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.repeat_interleave(times, 0)
+
+        return replace(
+            self, x=self.x.repeat_interleave(times, 0), index=self.index.repeat_interleave(times, 0),
+            free=each(self.free), label=each(self.label), padding=each(self.padding),
+        )  # fmt: skip
+
+    def integrand(self, even: Tensor, draw: int | Tensor) -> Tensor:
         """At times that `even` [B] in [0, 1) decides, weighted so that its mean over `even` is the
-        integral over time; float64 [B]."""
+        integral over time; float64 [B]. The number of the draw, or of each row's [B], decides the noise."""
         t, weight = bent_times(even, self.process.time_range)
         coefs = self.process.coefs(t)
         z = self._noisy(coefs, draw)
@@ -265,8 +295,9 @@ class Noised:
             total = total + self._total(kl)
         return total
 
-    def _noisy(self, coefs: Coefs, step: int) -> Tensor:
+    def _noisy(self, coefs: Coefs, step: int | Tensor) -> Tensor:
         position = torch.arange(self.x.shape[1], device=self.x.device)[None]
+        step = step[:, None] if isinstance(step, Tensor) else step
         u = uniform(self.seed, Stream.CORRUPT, self.index[:, None], position, step)
         z = self.process.corrupt_with(coefs, self.x, u)
         return z if self.free is None else torch.where(self.free, z, self.x)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import wraps
+from typing import ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from xdlm.ops.gather import take_rows
 from xdlm.ops.head import Guide
 from xdlm.structs import RowStats, Vocab
 
+P = ParamSpec("P")
+R = TypeVar("R")
 #: A layer's keys and values [B, heads, l, d] on their way into attention, and those, of as many positions
 #: as one likes, that attention sees in their place; and the same for all layers, by number.
 KeyValueExchange = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -133,7 +136,8 @@ class Denoiser(nn.Module, ABC):
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] for any subset of hidden rows."""
         bias = None if self.head_bias is None else self.head_bias.float()
-        return F.linear(hidden.float(), self.head_weight.float(), bias)
+        with torch.autocast(hidden.device.type, enabled=False):  # whatever the trunk ran under
+            return F.linear(hidden.float(), self.head_weight.float(), bias)
 
     def has_own_stats(self, device: torch.device) -> bool:
         """Whether `own_stats` has a kernel that can run on a device."""
@@ -156,6 +160,26 @@ class Denoiser(nn.Module, ABC):
     def forward(self, z: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """All logits at once, [B, L, V]: for inspection; losses and samplers use the two parts."""
         return self.head(self.trunk(z, t, label))
+
+
+def in_eval_mode(
+    function: Callable[Concatenate[Denoiser, P], R],
+) -> Callable[Concatenate[Denoiser, P], R]:
+    """What is asked of a denoiser, without its dropout; a model in training goes on as it was."""
+
+    @wraps(function)
+    def asked(denoiser: Denoiser, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not denoiser.training:
+            return function(denoiser, *args, **kwargs)
+        modes = {module: module.training for module in denoiser.modules()}
+        denoiser.eval()
+        try:
+            return function(denoiser, *args, **kwargs)
+        finally:
+            for module, was in modes.items():
+                module.training = was
+
+    return asked
 
 
 def refuse_labels(label: Tensor | None) -> None:

@@ -50,6 +50,8 @@ class Stationary(NoiseProcess):
         self.mu = {int(i): float(weight) for i, weight in mu.items()}
         if vocab.mask_id is not None:  # data never holds the mask, whatever noise makes of it
             self.mu.setdefault(vocab.mask_id, 0.0)
+        if isinstance(schedule, type) or not (schedule is None or callable(schedule)):
+            raise UserError(f"a schedule is a function of time, such as Cosine(), got {schedule!r}")
         self.schedule: Schedule = schedule if schedule is not None else LogLinear()
         mask_first = sorted(self.mu, key=lambda i: (i != vocab.mask_id, i))
         self.special_ids = tuple(mask_first)

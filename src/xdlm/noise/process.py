@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.structs import Bridge, Coefs, TokenValues, Vocab, align, batch_times
+from xdlm.structs import (
+    Bridge,
+    Coefs,
+    TokenValues,
+    Vocab,
+    align,
+    batch_times,
+    check_order,
+    is_special,
+)  # fmt: skip
 
 
 class NoiseProcess(ABC):
@@ -48,11 +57,41 @@ class NoiseProcess(ABC):
     def terminal(self, like: Tensor | float) -> Coefs:
         """Pure noise, alpha = 0: what a sampler starts from. Shaped and placed as `like`."""
 
-    def check_logits(self, logits: Tensor) -> None:
+    def __repr__(self) -> str:
+        own = {name: getattr(self, name) for name in self.settings}
+        if self.has_schedule:
+            own["schedule"] = getattr(self, "schedule", None)
+        said = "".join(f", {name}={value}" for name, value in own.items())
+        return f"{type(self).__name__}({self.vocab}{said})"
+
+    def check_logits(self, logits: Tensor, *tokens: Tensor) -> None:
+        """That logits [..., N] are over the vocabulary, and of the same positions as tokens [...]."""
         if logits.shape[-1] != self.vocab.size:
             raise UserError(
                 f"logits are over {logits.shape[-1]} tokens, the vocabulary has {self.vocab.size}"
             )
+        for each in tokens:
+            if each.shape != logits.shape[:-1]:
+                raise UserError(
+                    f"logits of shape {list(logits.shape)} go with tokens of shape "
+                    f"{list(logits.shape[:-1])}, got {list(each.shape)}"
+                )
+
+    def check_states(self, n_states: int) -> None:
+        """That a model has a logit for each state, and no more."""
+        if n_states != self.vocab.size:
+            raise UserError(
+                f"the model predicts {n_states} states, the noise process has {self.vocab.size}"
+            )
+
+    def check_data(self, x: Tensor) -> None:
+        """On the CPU, that clean tokens hold no special one: no formula here is for those."""
+        if self.special_ids and x.device.type == "cpu":
+            found = x[is_special(x, self.special_ids)]
+            if len(found):
+                raise UserError(
+                    f"the data holds token {int(found[0])}, which is special (the mask): data never does"
+                )
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -128,10 +167,21 @@ class NoiseProcess(ABC):
         """Dense `q(z_s = e | z_t = z, x ~ probs)`, [B, L, N], for inspection and tests:
 
         `f_s(probs, e) (alpha_ts [e = z] + b_ts(z)) / f_t(probs, z)` (Lemma 2).
+
+        What `probs` [B, L, N] says of special tokens is left out, as everywhere else.
         """
-        return self.posterior_between(
-            probs, z, self.coefs(batch_times(s, z)), self.coefs(batch_times(t, z))
-        )
+        self.check_logits(probs, z)
+        if probs.device.type == "cpu" and not bool((probs >= 0).all()):
+            raise UserError("a posterior needs probabilities: take the softmax of logits")
+        s, t = batch_times(s, z), batch_times(t, z)
+        check_order(s, t)
+        if self.special_ids:
+            probs = probs.double().index_fill(-1, self._special_tensor(probs.device), 0.0)
+            probs = probs / probs.sum(-1, keepdim=True)
+        return self.posterior_between(probs, z, self.coefs(s), self.coefs(t))
+
+    def _special_tensor(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.special_ids, dtype=torch.int64, device=device)
 
     def posterior_between(self, probs: Tensor, z: Tensor, at_s: Coefs, at_t: Coefs) -> Tensor:
         """`posterior` between given coefficients; `at_t` may be the terminal ones."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError
 from xdlm.noise import NoiseProcess
 from xdlm.objective.divergence import (
     log_ratio,
@@ -20,7 +19,10 @@ from xdlm.objective.weighting import Weighting, elbo_weight
 from xdlm.ops import stats_of_logits
 from xdlm.ops.device import has_triton
 from xdlm.ops.rows import RowLoss
-from xdlm.structs import Coefs, RowLosses, RowStats, align, batch_times
+from xdlm.structs import Coefs, RowLosses, RowStats, align, batch_times, check_order
+
+#: The first time whose coefficients and rates are all finite, with room to spare.
+_FIRST = 1e-9
 
 
 def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
@@ -28,12 +30,14 @@ def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor
 
         rate_t(z)/f_t(x, z) * [ KL( f_t(x,.) || f_t(x~,.) ) + rho - 1 - log rho ]
 
-    Averaged over t ~ U(0, 1) and z ~ q_t(. | x) it bounds -log p(x). `logits` [B, L, N] may hold
-    anything at special tokens; `t` is [B] or a number.
+    Averaged over t ~ U(0, 1) and z ~ q_t(. | x), and with what `bound_ends` adds (little, unless alpha is
+    far from 0 at t = 1), it bounds -log p(x). `logits` [B, L, N] may hold anything at special tokens; `t`
+    is [B] or a number.
     """
-    process.check_logits(logits)
-    # GIDD's rates are infinite at t = 1, where its loss has a limit: take it from just before.
-    coefs = process.coefs(batch_times(t, x).clamp_max(process.time_range[1]))
+    process.check_logits(logits, x, z)
+    process.check_data(x)
+    # GIDD's rates are infinite at both ends, where its loss has a limit: take it from beside them.
+    coefs = process.coefs(batch_times(t, x).clamp(_FIRST, process.time_range[1]))
     stats = stats_of_logits(logits, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids)
     return nelbo_of_stats(coefs, stats, x, z)
 
@@ -78,8 +82,8 @@ def step_kl(
     s = 0 gives the reconstruction term -log p(x | z_t).
     """
     s, t = batch_times(s, x), batch_times(t, x)
-    if s.device.type == "cpu" and not bool((s < t).all()):
-        raise UserError("a step goes from t down to s: s must be smaller than t")
+    check_order(s, t)
+    process.check_data(x)
     at_s, at_t = process.coefs(s), process.coefs(t)
     return step_kl_between(process, at_s, at_t, logits, x, z)
 
@@ -88,7 +92,7 @@ def step_kl_between(
     process: NoiseProcess, at_s: Coefs, at_t: Coefs, logits: Tensor, x: Tensor, z: Tensor
 ) -> Tensor:
     """`step_kl` between given coefficients; `at_t` may be the terminal ones."""
-    process.check_logits(logits)
+    process.check_logits(logits, x, z)
     stats = stats_of_logits(logits, x, z, row_log_c(process, at_s, x), mask_id=process.special_ids)
     return step_kl_of_stats(process, at_s, at_t, stats, x, z)
 

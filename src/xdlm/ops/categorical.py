@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from xdlm.errors import UserError
+
 _BLOCK = 512
 
 
@@ -33,6 +35,9 @@ def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
     width = min(size, _BLOCK)
     weight = torch.nn.functional.pad(weight, (0, -size % width)).view(rows, -1, width)
     block_cdf = weight.sum(-1, dtype=torch.float64).cumsum(-1)
+    # On a GPU the check would have to be waited for.
+    if logits.device.type == "cpu" and not bool((block_cdf[:, -1] > 0).all()):
+        raise UserError("predictions are not numbers, or leave no token possible")
     target = uniform.double()[:, None] * block_cdf[:, -1:]
     block = _first_above(block_cdf, target)
     before = torch.where(block > 0, block_cdf.gather(1, (block - 1).clamp_min(0)), 0.0)
@@ -41,7 +46,8 @@ def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
     # The two levels add in different orders; keep the target inside the chosen block's own total.
     within = torch.minimum(target - before, token_cdf[:, -1:] * (1 - 2.0**-52)).clamp_min(0)
     token = _first_above(token_cdf, within)
-    return (block * width + token)[:, 0]
+    # Beyond the last only where nothing is a number.
+    return (block * width + token)[:, 0].clamp_max(size - 1)
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:

@@ -173,7 +173,10 @@ def special_tuple(mask_id: int | Sequence[int] | None) -> tuple[int, ...]:
 def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`hidden @ weight.T + bias` added up and given in float32, whatever the factors are."""
     dtype = work_dtype(hidden.dtype)
-    return F.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    with torch.autocast(hidden.device.type, enabled=False):  # whatever the trunk ran under
+        return F.linear(
+            hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        )
 
 
 def _as_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser, drawing_head, run_trunk
+from xdlm.models.contract import in_eval_mode
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, uniform
 from xdlm.ops.gather import PickedRows, ordered_rows
@@ -64,6 +65,7 @@ _SURE = 4.0
 
 
 @torch.no_grad()
+@in_eval_mode
 def sample(
     denoiser: Denoiser,
     process: NoiseProcess,
@@ -92,6 +94,12 @@ def sample(
     """
     config = config if config is not None else SamplerConfig()
     device = denoiser.device
+    process.check_states(denoiser.n_states)
+    if batch < 0 or length < 1 or (index is not None and index.shape != (batch,)):
+        raise UserError(
+            f"sampling needs a length of at least 1, and an index for each of the batch, got "
+            f"{length} and {None if index is None else list(index.shape)} for a batch of {batch}"
+        )
     index = (torch.arange(batch) if index is None else index).to(device)[:, None]
     position = torch.arange(length, device=device)[None]
 

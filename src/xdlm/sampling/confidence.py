@@ -23,6 +23,7 @@ from torch import Tensor
 
 from xdlm.errors import UserError, did_you_mean
 from xdlm.models import Denoiser, run_trunk
+from xdlm.models.contract import in_eval_mode
 from xdlm.noise import NoiseProcess
 from xdlm.ops import Stream, uniform
 from xdlm.ops.gather import PickedRows
@@ -110,6 +111,7 @@ def turns(blocks: Sequence[Block]) -> Iterator[Turn]:
 
 
 @torch.no_grad()
+@in_eval_mode
 def decode(
     denoiser: Denoiser,
     process: NoiseProcess,
@@ -141,6 +143,7 @@ def decode(
     """
     config = config if config is not None else ConfidenceConfig()
     device = denoiser.device
+    process.check_states(denoiser.n_states)
     given, frozen = given.to(device), frozen.to(device)
     padding = None if padding is None else padding.to(device)
     mask_id = _checked_mask(process, stop_ids)

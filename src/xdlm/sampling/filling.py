@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xdlm.models import Denoiser
+from xdlm.models.contract import in_eval_mode
 from xdlm.noise import NoiseProcess
 from xdlm.sampling.batching import Batcher
 from xdlm.sampling.constraints import Rules
@@ -20,6 +21,7 @@ _BATCH = 16
 
 
 @torch.no_grad()
+@in_eval_mode
 def fill(
     denoiser: Denoiser,
     process: NoiseProcess,

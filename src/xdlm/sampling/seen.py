@@ -48,7 +48,7 @@ class SeenRows:
         self._radius = reach.max()
         self._hidden = weight.new_empty(0)
         #: log Z0, infinite where nothing is known.
-        self._log_total = torch.full((n,), torch.inf, device=weight.device)
+        self._log_total = torch.full((n,), torch.inf, dtype=torch.float32, device=weight.device)
 
     @classmethod
     def of(cls, head: RowDraws, n: int) -> SeenRows | None:

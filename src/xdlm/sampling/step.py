@@ -21,7 +21,7 @@ from torch import Tensor
 
 from xdlm.noise import NoiseProcess
 from xdlm.ops import categorical, draw_and_weigh, forbid
-from xdlm.structs import Coefs, align, batch_times, is_special
+from xdlm.structs import Coefs, align, batch_times, check_order, is_special
 
 
 class StepUniforms(NamedTuple):
@@ -91,8 +91,10 @@ def ancestral_step(
         torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)
         for _ in range(4)
     ))  # fmt: skip
-    process.check_logits(logits)
-    at_s, at_t = (process.coefs(batch_times(time, z)) for time in (s, t))
+    process.check_logits(logits, z)
+    s, t = batch_times(s, z), batch_times(t, z)
+    check_order(s, t)
+    at_s, at_t = process.coefs(s), process.coefs(t)
     plan = plan_step(process, at_s, at_t, z, uniforms.branch, None)
     rows = plan.needs_head.nonzero(as_tuple=True)
     row_logits = forbid(logits[rows], process.special_ids)
@@ -132,7 +134,7 @@ def dense_step(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The slow twin of `ancestral_step`: builds the whole posterior and draws from it."""
-    process.check_logits(logits)
+    process.check_logits(logits, z)
     probs = forbid(logits, process.special_ids).double().softmax(-1)
     posterior = process.posterior(probs, z, s, t)
     u = torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)

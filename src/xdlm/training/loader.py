@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -55,11 +55,13 @@ class Loader:
         micro_batch: int,
         device: torch.device,
         labelled: bool = False,
+        check: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`labelled`: the model wants to know the rows' classes."""
+        """`labelled`: the model wants to know the rows' classes. `check` is shown all tokens, on the host,
+        and raises where they cannot be learned from."""
         self.rows, self.order = rows, ShuffledOrder(len(rows), seed)
         self.batch, self.share, self.micro_batch, self.device = batch, share, micro_batch, device
-        self.labelled = labelled
+        self.labelled, self._check = labelled, check
         self._read_ahead: Ahead[tuple[int, list[_Part]]] | None = None
 
     @contextmanager
@@ -97,6 +99,8 @@ class Loader:
             rows = picked[start : start + self.micro_batch]
             label = self.rows.labels(rows) if self.labelled else None
             tokens = torch.from_numpy(self.rows.take(rows))
+            if self._check is not None:
+                self._check(tokens)
             parts.append(_Part(tokens, _tensor(self.rows.given(rows)), _tensor(label)))
         return step, parts
 

@@ -103,6 +103,7 @@ class Trainer:
             rows, seed=config.train.seed, batch=config.train.batch, share=self._share,
             micro_batch=config.train.micro_batch, device=self.device,
             labelled=config.model.n_classes > 0,
+            check=None if self.process is None else self.process.check_data,
         )  # fmt: skip
         self.meter = Meter(
             self.engine.running, self.device, self.precision, batch=config.train.batch, length=rows.length,
