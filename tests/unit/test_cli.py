@@ -22,6 +22,7 @@ RECIPE = str(ROOT / "recipes" / "cpu-tiny.yaml")
 #: What would be complained of too, if it were looked at.
 UNREAD = ("--data.train", "nowhere", "--data.tokenizer", "nowhere", "--train.out", "here")
 NO_SUCH_GPU = "no device 'cuda:256'" if torch.cuda.is_available() else "no CUDA device here"
+NO_IMAGES = "no model of images at runs/cpu-pixels; train one first, as with `xdlm train"
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -66,6 +67,9 @@ def test_usage_lists_every_verb(capsys) -> None:
     [
         (["smaple"], "did you mean 'sample'"),
         (["sample", "--step", "4"], "did you mean '--steps'"),
+        (["sample", "--stp", "3"], "did you mean '--steps'?"),
+        (["sample", "--stp"], "did you mean '--stop'?"),
+        (["sample", "--no-stpo"], "did you mean '--no-stop'?"),
         (["sample", "--steps", "many"], "--steps takes a whole number, got 'many'"),
         (["sample", "--temperature", "hot"], "--temperature takes a number, got 'hot'"),
         (["sample", "--weights", "old"], "--weights takes one of 'ema', 'raw', got 'old'"),
@@ -79,6 +83,7 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["sample", "--n", "0"], "n must lie in"),
         (["sample", "--n", "-2", "--template", "a <mask:3>"], "n must lie in"),
         (["sample", "--template", "<mask:300000000>"], "a hole must have"),
+        (["sample", "--template", "a <mask:-1> b <mask:2>"], "'<mask:-1>' is no hole: write"),
         (["sample", "--length", "100000000"], "length must lie in"),
         (["sample", "--temperature", "nan"], "temperature must be"),
         (["sample", "--temperature", "1e-45"], "temperature must be"),
@@ -109,9 +114,12 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["sample", "--seed", "-1"], "--seed must lie in"),
         (["chat", "--seed", "-1"], "--seed must lie in"),
         (["paint", "--model", "x", "--seed", "-1"], "--seed must lie in"),
+        (["paint"], NO_IMAGES),
+        (["eval", "image"], NO_IMAGES),
         (["eval"], "which measure"),
         (["eval", "gen", "--steps", "0"], "at least 1"),
-        (["eval", "gen", "--judge", "nowhere"], "no judge at nowhere"),
+        (["eval", "gen", "--judge", "nowhere"], "at nowhere; there are pocket-judge, ngram,"),
+        (["eval", "gen", "--judge", "pocket-jugde"], "; did you mean 'pocket-judge'?"),
         (["eval", "gen", "--mauve"], "MAUVE needs a judge with hidden states"),
         (["eval", "dynamic"], "did you mean 'dynamics'"),
         (["eval", "dynamics", "nowhere"], "nowhere holds no checkpoints"),
@@ -166,6 +174,14 @@ def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, says) -
     (tmp_path / "here").write_text("a text\n")
     assert says in complaint(capsys, *arguments)
     assert [p.name for p in tmp_path.iterdir()] == ["here"], "nothing half-written"
+
+
+def test_a_tokenizer_is_not_replaced(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("mine")
+    asked = ["tokenizer", "--out", str(tmp_path), "--data", "nowhere"]  # no text is looked at
+    assert f"{file} already exists" in complaint(capsys, *asked)
+    assert file.read_text() == "mine"
 
 
 def test_boxed_complaints_are_unpacked() -> None:

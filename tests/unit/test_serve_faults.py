@@ -39,6 +39,7 @@ pytest.importorskip("uvicorn")
         ("/v1/completions", {"guidance": 2.0}, 400, "no meaning for the ancestral"),
         ("/v1/infill", {"template": "no hole"}, 400, "no hole"),
         ("/v1/infill", {"template": "<mask:99999>"}, 400, "at most 160"),
+        ("/v1/infill", {"template": "a <mask:2> b <MASK:4>"}, 400, "'<MASK:4>' is no hole"),
         ("/v1/infill", {"template": "a <mask:1>", "blanks": [{"choices": ["a long way"]}]}, 400,
          "a blank of 1 tokens cannot hold any of its choices"),
         ("/v1/infill", {"template": "a <mask>", "blanks": [{"regex": "(a"}]}, 400, "no regular expr"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import operator
 import re
+from collections.abc import Sequence
 from contextlib import redirect_stderr
+from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from textwrap import dedent
 from typing import Any, TypeVar
@@ -85,10 +87,23 @@ def one_line(complaint: str) -> str:
     if gist.startswith("Missing from"):
         missing = re.findall(r"^ {4}(\S+)", said, re.MULTILINE)
         return f"{' and '.join(missing)} must be given; see --help"
-    close = re.search(r"Perhaps you meant:\s*(--\S+)", " ".join(lines))
-    if close:
-        return f"{gist}; did you mean '{close[1]}'?"
+    if close := _near_miss(gist, lines):
+        return f"{gist}; did you mean '{close}'?"
     for pattern, words in _REWORDED.items():
         if match := re.fullmatch(pattern, gist):
             return match.expand(words)
     return f"{gist}; see --help"
+
+
+def _near_miss(gist: str, lines: Sequence[str]) -> str | None:
+    """The flag that tyro thinks was meant. A switch, which it shows as `--stop, --no-stop`, was not if a
+    value was given."""
+    wrong = re.search(r"(--[^\s,]+)(, (?!--))?", gist)
+    told = "\n".join(lines).partition("Perhaps you meant:\n")[2]
+    offered = re.findall(r"^ {4,6}(--.*)", told, re.MULTILINE)  # what they do stands further in
+    if wrong is None or not offered:
+        return None
+    with_value = [line for line in offered if not re.search(r", --(\S+\.)?no-", line)]
+    best = (with_value or offered)[0] if wrong[2] else offered[0]
+    flags = re.findall(r"--[^\s,]+", best)
+    return get_close_matches(wrong[1], flags, n=1, cutoff=0)[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from xdlm.cli.options import parse
 from xdlm.cli.progress import console
 from xdlm.data import read_documents
+from xdlm.errors import UserError
 from xdlm.files import check_file, write_atomic
 from xdlm.tokens import TextTokenizer
 
@@ -22,7 +23,7 @@ examples:
 @dataclass(frozen=True)
 class Options:
     out: str
-    """Folder to write to."""
+    """Folder to write to; a tokenizer that is there is never replaced."""
     data: str = "corpus:train"
     """Text to learn from: corpus:train, a .txt or .jsonl file, or a folder of them."""
     vocab_size: int = 4096
@@ -33,6 +34,8 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm tokenizer", description=_DESCRIPTION)
     screen, target = console(), Path(options.out) / "tokenizer.json"
     check_file(target)
+    if target.exists():  # what was prepared with it would no longer fit
+        raise UserError(f"{target} already exists; choose another folder or remove it")
     tokenizer = TextTokenizer.train(
         read_documents(options.data), options.vocab_size, progress=screen.is_terminal
     )

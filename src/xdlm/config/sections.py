@@ -68,8 +68,9 @@ class LossConfig:
     impl: Literal["auto", "eager", "chunked", "fused"] = "auto"
     """How the head and the sums over the vocabulary are computed."""
     kept_rows: float = 0.1
-    """How often the loss looks at unchanged tokens (z = x): each with this times what it costs a model that
-    knows nothing as probability, and weighed up by the inverse. 1 looks at all."""
+    """How often training looks at tokens that noise left unchanged: each is kept with a probability of
+    about this times its loss under a uniform prediction (but no less than the probability that it is noise
+    after all), and weighted by the inverse, so that the loss stays unbiased. 1 keeps all."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:

@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +25,8 @@ from xdlm.tokens import TextTokenizer
 
 #: The judge that needs no download.
 NGRAM = "ngram"
+#: The one that comes with the package, as weights.
+POCKET = "pocket-judge"
 #: Logits of a causal language model that are held at a time, on a GPU and elsewhere, in float32.
 _LOGITS = {"cuda": 1 << 28, "cpu": 1 << 25}
 
@@ -63,9 +66,15 @@ def open_judge(name: str, tokenizer: TextTokenizer, device: torch.device) -> Jud
     path = Path(name)
     if not path.exists():
         raise UserError(
-            f"no judge at {name}; give a folder with a causal language model, or {NGRAM}"
+            f"no judge at {name}; there are {POCKET}, {NGRAM}, folders of causal language models and of "
+            f"autoregressive runs, and .gguf files{_near_miss(name)}"
         )
     return CausalJudge(path, device)
+
+
+def _near_miss(name: str) -> str:
+    close = get_close_matches(name, (POCKET, NGRAM), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def score_all(judge: Judge, texts: Sequence[str], on_text: OnText | None = None) -> list[Score]:
