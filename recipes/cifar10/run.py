@@ -10,8 +10,9 @@ The data set's test images are measured against its training images, which shoul
 codec is trained, beside the first models of pixels (repro/); those of codes (codes/) wait for it. Each is
 measured as soon as it is done, beside those that still train; pictures are painted when all of a kind are.
 What fails does not keep the others from being done. Called again, it goes on where it stopped, and measures
-only what it has not. Runs that the minutes cut short are not alike: choose --train-steps so that all are
-done in time. Records (JSON lines), loss curves and pictures are under --out, logs in runs/cifar10/logs.
+only what it has not. Runs that the minutes cut short are not alike and are not measured, unless --minutes 0
+asks for what there is: choose --train-steps so that all are done in time. Records (JSON lines), loss curves
+and pictures are under --out, logs in runs/cifar10/logs.
 
 The work may be split between machines. --export FOLDER keeps every trained model there in a small form, in
 the --precision that it is measured in, so that nothing is lost. Laid into runs/cifar10 of another machine,
@@ -29,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
 
-from xdlm.cli.lanes import LaneStudy, lane_options
+from xdlm.cli.lanes import STOPPED, LaneStudy, lane_options
 from xdlm.report.study.beside import CURVES, SECONDS, write_curve
 from xdlm.training.checkpoint import latest_checkpoint
 
@@ -44,6 +45,8 @@ _FIRST = ("pixels-mdlm", "pixels-udlm")
 RECIPES = {**{run: _PIXELS[run] for run in _FIRST}, **_CODES, **_PIXELS}
 CODEC, LOGS = "runs/cifar10/codec", Path("runs/cifar10/logs")
 TRAIN, TEST = "cifar10:train", "cifar10:test"
+#: TFLOP of a step of training, by the recipes.
+_COST = {"pixels": 2.5, "codes": 1.5}
 
 
 def main() -> None:
@@ -53,6 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", nargs="*", default=["32", "128"], help="sampling, of pixels")
     parser.add_argument("--code-steps", nargs="*", default=["4", "8", "16"], help="and of codes")
     parser.add_argument("--guidance", nargs="+", default=["1", "2"], help="scales; 1 is off")
+    parser.add_argument("--code-guidance", nargs="+", default=["1"], help="and of codes")
     parser.add_argument("--batch", default="500", help="images that are sampled together")
     parser.add_argument("--limit", help="compare with only so many images of the data set")
     parser.add_argument("--train-steps", type=int, help="of pixel models, if not the recipes'")
@@ -72,8 +76,9 @@ def main() -> None:
     study = ImageStudy(options)
     try:
         study.run()
-    except SystemExit:  # a run that failed is no reason to go without pictures of the others
-        study.paint_the_rest()
+    except SystemExit as end:
+        if end.code != STOPPED:  # of runs that did not fail there are pictures all the same
+            study.paint_the_rest()
         raise
     study.paint_the_rest()
 
@@ -119,28 +124,34 @@ class ImageStudy(LaneStudy):
         own = self._options.codes if run in _CODES else self._options.pixels
         return [*_flags(own), *(["--train.compile"] if self._options.compile else [])]
 
+    def work(self, run: str) -> float:
+        return self.steps_left(run) * _COST[_kind(run)]
+
     def before(self, run: str) -> None:
         if run in _CODES:
             self._codec.result()
 
     def measure(self, run: str) -> None:
         """Keep the model, then FID and the rest for each number of steps and scale of guidance."""
-        options = self._options
+        options, kind = self._options, _kind(run)
+        if options.minutes > 0 and self.steps_left(run):
+            print(f"{run}: {self.steps_left(run)} steps left, not measured", flush=True)
+            return
         self._export(run)
         log = self.folder(run) / "log.jsonl"
         if log.is_file():  # where it was trained
             write_curve(log, options.out / CURVES / f"{run}.csv")
-        steps = self._steps_of(_kind(run))
+        steps = self._steps_of(kind)
         wait([self._yardstick])  # it leaves the features of the data set, or it failed
         if steps:
             self._score(run, "--model", str(self.folder(run)), "--steps", *steps, "--guidance",
-                        *options.guidance, "--batch", options.batch, "--precision",
+                        *self._scales_of(kind), "--batch", options.batch, "--precision",
                         options.precision)  # fmt: skip
         with self._turn:
             self._unmeasured.remove(run)
-            is_last = not any(_kind(other) == _kind(run) for other in self._unmeasured)
+            is_last = not any(_kind(other) == kind for other in self._unmeasured)
         if is_last:
-            self._paint(_kind(run))
+            self._paint(kind)
 
     def paint_the_rest(self) -> None:
         """Of kinds of which some run was not measured."""
@@ -156,7 +167,7 @@ class ImageStudy(LaneStudy):
         runs = [run for run in (*_PIXELS, *_CODES) if _kind(run) == kind]
         models = [str(self.folder(run)) for run in runs if self.step_of_newest(run)]
         for steps in self._steps_of(kind) if models else ():
-            scale = options.guidance[-1]
+            scale = self._scales_of(kind)[-1]
             name = options.out / f"{kind}-{steps}-steps-guidance-{scale}"
             self.xdlm(f"paint.{kind}", "paint", "--model", *models, "--n", "20", "--steps", steps,
                       "--guidance", scale, "--precision", options.precision, "--zoom",
@@ -165,6 +176,11 @@ class ImageStudy(LaneStudy):
     def _steps_of(self, kind: str) -> Sequence[str]:
         steps: Sequence[str] = self._options.code_steps if kind == "codes" else self._options.steps
         return steps
+
+    def _scales_of(self, kind: str) -> Sequence[str]:
+        options = self._options
+        scales: Sequence[str] = options.code_guidance if kind == "codes" else options.guidance
+        return scales
 
     def _make_codec(self) -> None:
         """If any run needs one, and there is time to train."""

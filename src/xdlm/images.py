@@ -20,7 +20,7 @@ from xdlm.sampling.writing import join_trajectories
 from xdlm.tokens import Codes, ImageTokenizer
 from xdlm.training.checkpoint import save_weights
 from xdlm.training.device import pick_device
-from xdlm.training.trained import find_model, read_trained
+from xdlm.training.trained import bundled, find_model, read_trained
 
 MAX_IMAGES = 1_000_000
 #: Images that are sampled together.
@@ -141,6 +141,10 @@ def load_image_model(
     name: str | Path, *, device: str = "auto", weights: str = "ema", precision: str = "float32"
 ) -> ImageModel:
     """A model of images, from a checkpoint or a run folder."""
+    if bundled(name) is None and not Path(name).is_dir():  # of images none is bundled
+        raise UserError(
+            f"no model of images at {name}; train one first, as with `xdlm train recipes/cpu-pixels.yaml`"
+        )
     checkpoint = find_model(name)
     trained = read_trained(
         checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)

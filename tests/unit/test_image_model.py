@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,6 +192,12 @@ def test_images_of_a_data_set_are_measured(folder: Path, monkeypatch, capsys) ->
     calls = network.calls
     main(words)
     assert network.calls == calls + 1 and len(read_records(Path(records))) == 8
+    shutil.rmtree(folder / "codec")
+    other = small()
+    other.quantize.embedding.weight.data.neg_()
+    save_codec(other, folder / "codec")  # another one in its place is measured anew
+    main([*words, "--codec", str(folder / "codec")])
+    assert len(read_records(Path(records))) == 12
     for flags, message in (
         (["--images", source], "--images needs --data"),
         (["--model", str(folder / "run"), "--codec", "x"], "--codec is for --images"),

@@ -22,18 +22,9 @@ pytest.importorskip("PIL.Image")
 FAILS = "no-such-word"
 SCRIPT = Path(__file__).parents[2] / "recipes" / "cifar10" / "run.py"
 TINY = [
-    "--lanes",
-    "2",
-    "--n",
-    "4",
-    "--guidance",
-    "1",
-    "2",
-    "--batch",
-    "4",
-    "--precision",
-    "bfloat16",
-]
+    "--lanes", "2", "--n", "4", "--guidance", "1", "2", "--code-guidance", "1", "2", "--batch", "4",
+    "--precision", "bfloat16",
+]  # fmt: skip
 TRAINED = [
     "--minutes", "5", "--train-steps", "2", "--code-train-steps", "2", "--codec-steps", "2",
     "--pixels", "model.channels=4", "train.batch=2", "train.micro_batch=2", "train.eval_every=0",
@@ -121,3 +112,19 @@ def test_what_fails_does_not_keep_the_others(tmp_path: Path, monkeypatch, said) 
     results = tmp_path / "other/runs/cifar10/results"
     assert {f.stem for f in results.glob("*.jsonl")} == {"pixels-udlm", "real"}
     assert (results / "pixels-2-steps-guidance-1.png").is_file()
+
+
+def test_a_run_that_was_cut_is_measured_only_when_asked(
+    tmp_path: Path, monkeypatch, said, capsys
+) -> None:
+    """And goes on before."""
+    words = ["--runs", "pixels-mdlm", "--guidance", "1", "--steps", "2", "--no-pictures"]
+    run(tmp_path / "one", monkeypatch, *TRAINED, *words)
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.steps_left", lambda self, run: 3)
+    del said[:]
+    cut = ["--minutes", "1e-9", *words, "--out", "cut"]
+    run(tmp_path / "one", monkeypatch, *cut)
+    assert "pixels-mdlm: 3 steps left, not measured" in capsys.readouterr().out
+    assert not (tmp_path / "one/cut/pixels-mdlm.jsonl").exists()
+    run(tmp_path / "one", monkeypatch, "--minutes", "0", *cut[2:])
+    assert (tmp_path / "one/cut/pixels-mdlm.jsonl").is_file()

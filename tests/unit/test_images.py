@@ -85,10 +85,10 @@ def as_python_2(content: bytes) -> bytes:
     return bytes(changed)
 
 
-def as_pickles(folder: Path) -> None:
+def as_pickles(folder: Path, labels: list[int] = LABELS) -> None:
     with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as archive:
         for i, part in enumerate((slice(0, 2), slice(2, 6)), start=1):
-            batch = {b"data": planes(some_images())[part], b"labels": LABELS[part]}
+            batch = {b"data": planes(some_images())[part], b"labels": labels[part]}
             content = as_python_2(pickle.dumps(batch, protocol=3))
             add_member(archive, f"cifar-10-batches-py/data_batch_{i}", content)
 
@@ -184,6 +184,10 @@ def test_cifar_labels_and_splits_are_checked(tmp_path: Path) -> None:
     (tmp_path / "cifar10_train_labels.json").write_text("[1, 2, 3, 4, 11, 0]")
     with pytest.raises(UserError, match=r"label 4 is 11, outside 0\.\.9"):
         load_images("cifar10:train", PIXELS, root=tmp_path)
+    (tmp_path / "archive").mkdir()
+    as_pickles(tmp_path / "archive", [1, 2, 3, -3, 4, 0])
+    with pytest.raises(UserError, match=r"label 3 is -3, outside 0\.\.9"):
+        load_images("cifar10:train", PIXELS, root=tmp_path / "archive")
     with pytest.raises(UserError, match="no CIFAR-10 under"):
         load_images("cifar10:test", PIXELS, root=tmp_path)
     with pytest.raises(UserError, match="did you mean 'train'"):

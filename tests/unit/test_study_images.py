@@ -67,7 +67,11 @@ def test_what_follows_the_paper_holds() -> None:
     assert (
         "128 steps: from best to worst, here as in the paper: UDLM, XDLM k=0.5, XDLM k=0.1" in page
     )
-    assert "python recipes/cifar10/run.py" in page and "compare orders, not values" in page
+    assert (
+        "python recipes/cifar10/run.py --minutes 60 --train-steps 1000000 --steps 32 128 --guidance 1 2 "
+        "--code-train-steps 1000000 --code-steps 4 8 16 --code-guidance 1 2 --n 10000 --precision float32"
+    ) in page
+    assert "compare orders, not values" in page
     assert "xdlm eval image --model runs/cifar10/udlm --data cifar10:train --steps 32 128" in page
     assert "| MDLM | 0.500 | 0.500 |" in page and "tab:cifar10_performance_cfg1.0" in page
     assert "nan" not in page and "None" not in page

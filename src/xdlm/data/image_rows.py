@@ -169,11 +169,13 @@ def read_pictures(
     if split not in cifar.SPLITS:
         raise UserError(f"unknown split '{split}'{did_you_mean(split, cifar.SPLITS)}")
     found = _read(_find_cifar(split, Path(root or data_root())), split, side, on_progress)
-    if found.labels is not None and found.labels.max() >= N_CLASSES:
-        worst = int(found.labels.argmax())
-        raise UserError(
-            f"{source}: label {worst} is {found.labels[worst]}, outside 0..{N_CLASSES - 1}"
-        )
+    if found.labels is not None:
+        outside = (found.labels < 0) | (found.labels >= N_CLASSES)
+        if outside.any():
+            first = int(outside.argmax())
+            raise UserError(
+                f"{source}: label {first} is {found.labels[first]}, outside 0..{N_CLASSES - 1}"
+            )
     return found
 
 

@@ -36,13 +36,19 @@ class Codes:
     @classmethod
     def open(cls, folder: str, length: int) -> Codes:
         """For images that make so many codes."""
-        codec, cells = load_codec(Path(folder)), math.isqrt(length)
+        cells = math.isqrt(length)
         if cells**2 != length or cells == 0:
             raise UserError(
                 f"data.length {length} is not that of a square of codes, such as 64 or 256"
             )
-        about = json.loads((Path(folder) / DESCRIPTION).read_text(encoding="utf-8"))
-        return cls(folder, cells * codec.config.shrink, about["sha256"], codec)
+        codec = load_codec(Path(folder))
+        return cls(folder, cells * codec.config.shrink, _stated_hash(folder), codec)
+
+    @classmethod
+    def of_side(cls, folder: str, side: int) -> Codes:
+        """For images of so many pixels along a side."""
+        codec = load_codec(Path(folder))
+        return cls(folder, side, _stated_hash(folder), codec)
 
     @classmethod
     def from_json(cls, text: str) -> Codes:
@@ -93,15 +99,19 @@ class Codes:
             raise UserError(
                 f"expected colour images of {self.side} x {self.side} pixels, got {images.shape[1:]}"
             )
-        parts = [self.codec.encode(images[part]) for part in self._parts(len(images))]
-        return np.concatenate(parts).astype(np.uint32)
+        # In one place from the start: small arrays that stay would pin the heap between large ones that go.
+        tokens = np.empty((len(images), self.length), np.uint32)
+        for part in self._parts(len(images)):
+            tokens[part] = self.codec.encode(images[part])
+        return tokens
 
     def decode(self, tokens: NDArray[np.integer], *, blank: int = 128) -> NDArray[np.uint8]:
         """Tokens [n, length] to images [n, side, side, 3]; a masked cell shows as the level `blank`."""
         masked = (tokens < 0) | (tokens >= self.size)
         codes = np.where(masked, 0, tokens)
-        parts = [self.codec.decode(codes[part]) for part in self._parts(len(codes))]
-        images = np.concatenate(parts)
+        images = np.empty((len(codes), self.side, self.side, 3), np.uint8)
+        for part in self._parts(len(codes)):
+            images[part] = self.codec.decode(codes[part])
         images[self.per_pixel(masked)[..., 0]] = blank
         return images
 
@@ -119,3 +129,9 @@ class Codes:
 def is_codes(tree: Any) -> bool:
     """Whether a tokenizer's JSON describes codes."""
     return isinstance(tree, dict) and tree.get("type") == _TYPE
+
+
+def _stated_hash(folder: str) -> str:
+    """Of a codec's weights; reading them has checked it."""
+    about = json.loads((Path(folder) / DESCRIPTION).read_text(encoding="utf-8"))
+    return str(about["sha256"])

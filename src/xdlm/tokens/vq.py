@@ -140,7 +140,10 @@ class VqCodec(nn.Module):
                 f"this codec takes square colour images in bytes with a side that is a multiple of "
                 f"{shrink}, got {images.dtype} of shape {images.shape[1:]}"
             )
-        pixels = torch.from_numpy(np.ascontiguousarray(images)).to(self._device)
+        host = torch.from_numpy(np.ascontiguousarray(images))
+        if self._device.type == "cuda":  # or the copy would wait for all that was asked for before
+            host = host.pin_memory()
+        pixels = host.to(self._device, non_blocking=True)
         return pixels.movedim(-1, 1).to(self.quant_conv.weight.dtype) / 127.5 - 1
 
     def _vectors(self, scaled: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from xdlm.data import Ahead, ImageRows, ShuffledOrder
 from xdlm.errors import UserError
@@ -25,8 +25,8 @@ from xdlm.training.tensors import save_tensors
 _REVIVE_EVERY = 50
 #: The share of a run before the codec has to convince a critic: first it has to draw at all.
 _HONEST = 1 / 3
-#: The critic's learning rate.
-_CRITIC_LR = 2e-4
+#: The critic's learning rate, and the longest gradient that the codec follows.
+_CRITIC_LR, _CLIP = 2e-4, 1.0
 #: Steps between which a GPU is not asked how it is doing: it would have to be waited for.
 _TOLD_EVERY = 25
 
@@ -85,6 +85,7 @@ def train_codec(
                 total = total + adversary.pull(found.made, found.pixels, last)
             optimizer.zero_grad(set_to_none=True)
             total.backward()
+            nn.utils.clip_grad_norm_(codec.parameters(), _CLIP)
             optimizer.step()
             decay.step()
             if judged:

@@ -36,7 +36,6 @@ from xdlm.images import BATCH, MAX_IMAGES, ImageModel, ImageSample, load_image_m
 from xdlm.report.grid import image_grid, png
 from xdlm.sampling import Filter, Guidance, SamplerConfig
 from xdlm.tokens import Codes, Pixels
-from xdlm.tokens.vq import load_codec
 from xdlm.training.device import pick_device
 from xdlm.training.trained import find_checkpoint
 
@@ -48,7 +47,7 @@ what they do not hold. With --images it is not a model's images that are measure
 as they are or as they come back from a codec.
 
 FID depends on the number of images: compare at equal --n (the papers have 50,000). KID, precision and
-recall look at the first 10,000 of either side.
+recall look at 10,000 of either side, drawn at random.
 
 examples:
   xdlm eval image --model runs/cifar10-xdlm-k0.1 --steps 32 128 --n 10000 --records images.jsonl
@@ -161,11 +160,9 @@ def _measure_data(options: Options, source: str, held: Held) -> None:
         rows = load_images(source, Pixels(options.side), limit=options.n, on_progress=show)
     codes = None
     if options.codec is not None:
-        codec = load_codec(Path(options.codec))
-        codes = Codes(options.codec, options.side, "", codec.to(device))
-    plan = plan_real(
-        source, options.codec, rows, network, reference, seed=options.seed, device=device
-    )
+        codes = Codes.of_side(options.codec, options.side)
+        codes.codec.to(device)
+    plan = plan_real(source, codes, rows, network, reference, seed=options.seed, device=device)
     records = _once(plan, network, reference, real_images(rows, codes), held)
     table = Table(*_columns(network))
     table.add_row(*_cells(records))
@@ -188,10 +185,14 @@ def _cells(records: list[EvalRecord]) -> list[str]:
     distance, kernel, precision, recall, *scores = records
     return [
         with_error(distance.value, distance.stderr, 3),
-        with_error(1000 * (kernel.value or 0.0), 1000 * (kernel.stderr or 0.0), 3),
+        with_error(_thousandfold(kernel.value), _thousandfold(kernel.stderr), 3),
         f"{precision.value:.3f}", f"{recall.value:.3f}",
         *(with_error(r.value, r.stderr, 3) for r in scores),
     ]  # fmt: skip
+
+
+def _thousandfold(value: float | None) -> float | None:
+    return None if value is None else 1000 * value
 
 
 def _show(table: Table, name: str, n: int, reference: Reference) -> None:

@@ -24,13 +24,13 @@ from xdlm.files import write_atomic
 from xdlm.tokens import Pixels
 
 #: Raised when anything changes that the numbers in a file of statistics depend on.
-_FORMAT = 1
+_FORMAT = 2
 #: Threads that read images.
 _READERS = 4
 #: Images that go through the network together.
 BATCH = 64
-#: Features of a set that are kept, for scores that compare images one by one.
-KEPT = 10_000
+#: Features of a set that are kept, for scores that compare images one by one; and what decides which.
+KEPT, _CHOICE = 10_000, 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Running:
 @dataclass(frozen=True)
 class FeatureSet:
     """What scores need to know of a set of images: the law of all features, and some of them one by one
-    [k, d], float32."""
+    [k, d], float32, drawn at random and in random order: a set may be sorted by class."""
 
     law: Gaussian
     kept: Tensor
@@ -113,27 +113,36 @@ def features_of(
     network: nn.Module,
     batches: Iterable[NDArray[np.uint8]],
     *,
+    n: int,
     kept: int = KEPT,
     on_images: Callable[[int], None] | None = None,
     on_features: Callable[[Tensor], None] | None = None,
 ) -> FeatureSet:
-    """The features of images [b, side, side, 3], batch by batch; the first `kept` are kept, and all are
-    shown to `on_features`."""
+    """The features of `n` images [b, side, side, 3] in all, batch by batch; `kept` of them are kept, and
+    all are shown to `on_features`."""
     device = next(network.parameters()).device
-    running, some, n_kept = Running(), [], 0
+    running, some = Running(), torch.empty(0)
+    rank = shuffled(n)  # those of rank below `kept` are kept, in that order
     for images in batches:
         features = network(torch.from_numpy(np.ascontiguousarray(images)).to(device))
         if not bool(features.isfinite().all()):
             raise UserError("the features of some images are not finite")
+        if running.n == 0:
+            some = torch.empty(min(kept, n), features.shape[1])
+        place = rank[running.n : running.n + len(features)]
+        some[place[place < kept]] = features[(place < kept).to(device)].float().cpu()
         running.add(features)
         if on_features is not None:
             on_features(features)
-        part = features[: kept - n_kept].float().cpu()
-        some.append(part)
-        n_kept += len(part)
         if on_images is not None:
             on_images(running.n)
-    return FeatureSet(running.gaussian().to(torch.device("cpu")), torch.cat(some))
+    assert running.n == n, f"{running.n} images came, not {n}"
+    return FeatureSet(running.gaussian().to(torch.device("cpu")), some)
+
+
+def shuffled(n: int) -> Tensor:
+    """The numbers 0..n-1 in an order that is always the same."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(_CHOICE))
 
 
 def reference_features(
@@ -151,7 +160,9 @@ def reference_features(
     file = None if cache is None else cache / f"features-{key[:16]}.safetensors"
     if file is not None and file.is_file():
         return read_features(file, key)
-    found = features_of(network, batches_of(rows, batch), kept=kept, on_images=on_images)
+    found = features_of(
+        network, batches_of(rows, batch), n=len(rows), kept=kept, on_images=on_images
+    )
     if file is not None:
         write_features(file, found, key)
     return found

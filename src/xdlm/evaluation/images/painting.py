@@ -78,7 +78,7 @@ class RealImages(NamedTuple):
 
 def plan_real(
     source: str,
-    codec: str | None,
+    codes: Codes | None,
     rows: ImageRows,
     network: nn.Module,
     reference: Reference,
@@ -87,10 +87,11 @@ def plan_real(
     device: torch.device,
 ) -> EvalRecord:
     """The same for the images of a data set, as they are or as they come back from a codec."""
+    codec = "" if codes is None else codes.sha256
     digest = hashlib.sha256(f"{rows.digest} {codec}".encode()).hexdigest()
     return EvalRecord(
         metric=REAL, value=None, stderr=None, n=len(rows), seed=seed,
-        model=source if codec is None else f"{source} through {codec}", step=0, weights="none",
+        model=source if codes is None else f"{source} through {codes.folder}", step=0, weights="none",
         dtype="float32", config={}, tokenizer_sha256=digest, xdlm=__version__, commit=commit(),
         torch=torch.__version__, device=describe(device), data=reference.source,
         data_sha256=reference.digest, length=rows.length, judge=NETWORK,
@@ -133,12 +134,12 @@ def measure(
         score = InceptionScore(plan.n, network.logits)
     with progress(f"{plan.steps} steps") as show:
         found = features_of(
-            network, images(), on_images=lambda done: show(done, plan.n),
+            network, images(), n=plan.n, on_images=lambda done: show(done, plan.n),
             on_features=None if score is None else score.add,
         )  # fmt: skip
     real, found = reference.features, found.to(next(network.parameters()).device)
     here, there = found.kept, real.kept
-    kernel = kid(here, there, seed=plan.seed)
+    kernel = kid(here, there)
     some = min(len(here), len(there))
     shares = precision_recall(there[:some], here[:some])
     about = {"reference_n": float(real.law.n), "kept": float(len(found.kept))}

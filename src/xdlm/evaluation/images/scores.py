@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError
-from xdlm.evaluation.images.features import Gaussian, root_of
+from xdlm.evaluation.images.features import Gaussian, root_of, shuffled
 
 #: Distances that are held at a time.
 _ELEMENTS = 1 << 24
@@ -55,32 +55,27 @@ def fid_error(reference: Gaussian, other: Gaussian, features: Tensor) -> float:
 
 
 class Kid(NamedTuple):
-    """The mean over subsets, and its standard error."""
+    """The mean over parts, and its standard error."""
 
     value: float
     stderr: float
 
 
-def kid(one: Tensor, other: Tensor, *, subsets: int = 100, size: int = 1000, seed: int = 0) -> Kid:
-    """Kernel distance (Binkowski et al. 2018) of features [n, d] and [m, d]: the unbiased estimate of the
-    squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over random subsets. Where
-    a subset is all there is, there is one of them, and no error."""
-    size = min(size, len(one), len(other))
-    if size == len(one) == len(other):
-        subsets = min(subsets, 1)
-    if size < 2 or subsets < 1:
-        raise UserError(
-            f"KID needs at least 2 images on either side and 1 subset, got {size}, {subsets}"
-        )
-    generator = torch.Generator().manual_seed(seed)
+def kid(one: Tensor, other: Tensor, *, size: int = 1000) -> Kid:
+    """Kernel distance (Binkowski et al. 2018) of features [n, d] and [m, d], in random order: the unbiased
+    estimate of the squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over parts of
+    at least `size` of either side, where there are as many. Parts share no image, so that their spread is
+    their error; where there is one alone, none is known."""
+    most = min(len(one), len(other))
+    if most < 2 or size < 2:
+        raise UserError(f"KID needs at least 2 images on either side, got {min(most, size)}")
+    parts = max(1, most // size)
+    cut = most // parts
     values = torch.stack([
-        _squared_mmd(*(
-            part[torch.randperm(len(part), generator=generator)[:size]].double()
-            for part in (one, other)
-        ))
-        for _ in range(subsets)
+        _squared_mmd(*(part[start : start + cut].double() for part in (one, other)))
+        for start in range(0, parts * cut, cut)
     ])  # fmt: skip
-    stderr = float(values.std()) / math.sqrt(subsets) if subsets > 1 else math.nan
+    stderr = float(values.std()) / math.sqrt(parts) if parts > 1 else math.nan
     return Kid(float(values.mean()), stderr)
 
 
@@ -98,13 +93,14 @@ def _squared_mmd(x: Tensor, y: Tensor) -> Tensor:
 
 class InceptionScore:
     """exp E KL(p(y|x) || p(y)) (Salimans et al. 2016) of images that come in batches: the mean over ten
-    parts of the set, one after the other, and its standard error. What is kept of a part is the sum of
-    all p(y|x) and that of their negative entropies."""
+    parts of the set, drawn at random, and its standard error. What is kept of a part is the sum of all
+    p(y|x) and that of their negative entropies."""
 
     def __init__(self, n: int, head: Callable[[Tensor], Tensor], parts: int = 10) -> None:
         """For `n` images in all, whose features `head` turns into logits of classes."""
         self._head = head
-        self._n, self._parts, self._seen = n, min(parts, n), 0
+        self._parts, self._seen = min(parts, n), 0
+        self._part = shuffled(n) * self._parts // n  # of each image
         self._law = torch.zeros(0)
         self._information = torch.zeros(self._parts, dtype=torch.float64)
         self._counts = torch.zeros(self._parts, dtype=torch.float64)
@@ -112,7 +108,7 @@ class InceptionScore:
     def add(self, features: Tensor) -> None:
         """A batch [b, d]."""
         log_p = self._head(features).double().cpu().log_softmax(-1)
-        part = torch.arange(self._seen, self._seen + len(log_p)) * self._parts // self._n
+        part = self._part[self._seen : self._seen + len(log_p)]
         if self._seen == 0:
             self._law = torch.zeros(self._parts, log_p.shape[1], dtype=torch.float64)
         self._law.index_add_(0, part, log_p.exp())

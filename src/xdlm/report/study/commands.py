@@ -15,7 +15,6 @@ from xdlm.evaluation.records import EvalRecord
 from xdlm.report.study.beside import GUMBEL
 from xdlm.report.study.collection import Study, seed_of
 
-IMAGES = "python recipes/cifar10/run.py --minutes 60"
 #: Where that script keeps the judge that it trains.
 _KEPT = "runs/repro/kept"
 
@@ -108,6 +107,30 @@ def paint_again(records: Sequence[EvalRecord]) -> str:
             f"--n {n} {_running(own, seed)} --records results.jsonl"
         )
     return "\n".join(lines)
+
+
+def train_images_again(records: Sequence[EvalRecord]) -> str:
+    """Trains and paints all models of images as these were."""
+    command = "python recipes/cifar10/run.py --minutes 60"
+    for prefix, coded in (("", False), ("code-", True)):
+        own = [r for r in records if r.guidance is not None and is_coded(r) == coded]
+        settings = {
+            "train-steps": {r.config["train"]["steps"] for r in own},
+            "steps": {r.steps or 0 for r in own},
+            "guidance": {r.guidance or 1.0 for r in own},
+        }
+        for name, found in settings.items():
+            numbers = " ".join(f"{number:.9g}" for number in sorted(found))
+            command += f" --{prefix}{name} {numbers}" if found else ""
+    for n in sorted({r.n for r in records if r.guidance is not None}):
+        command += f" --n {n}"
+    dtypes = sorted({r.dtype for r in records if r.guidance is not None})
+    return command + "".join(f" --precision {dtype}" for dtype in dtypes)
+
+
+def is_coded(record: EvalRecord) -> bool:
+    """Whether it is of a model of codes, and not of pixels."""
+    return str(record.config["data"]["tokenizer"]).startswith("vq:")
 
 
 def draw_known_again(records: Sequence[EvalRecord]) -> str:

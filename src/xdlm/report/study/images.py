@@ -10,7 +10,7 @@ from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import PAINTED, check_alike, method_of
 from xdlm.report.study import paper
 from xdlm.report.study.collection import Grid, Study, grid
-from xdlm.report.study.commands import IMAGES, paint_again
+from xdlm.report.study.commands import is_coded, paint_again, train_images_again
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM, ranked
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.paper import PaperTable
@@ -87,7 +87,8 @@ def _section(
     pictures = _pictures(study.pictures, kind)
     return Section(
         title, tuple(table.label for table in tables.values()), parts, findings, pictures=pictures,
-        records=records, command=f"{IMAGES}\n{paint_again(study.sources(records))}",
+        records=records,
+        command=f"{train_images_again(study.painted)}\n{paint_again(study.sources(records))}",
     )  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def _of(study: Study, *, coded: bool) -> list[EvalRecord]:
     """What was measured of models of one kind at their last step, one model of each method."""
     own = [
         r for r in study.painted
-        if "process" in r.config and r.config["data"]["tokenizer"].startswith("vq:") == coded
+        if "process" in r.config and is_coded(r) == coded
     ]  # fmt: skip
     models: dict[str, str] = {}
     for record in own:

@@ -13,7 +13,7 @@ from xdlm.report.comparison import method_of
 from xdlm.report.study import paper
 from xdlm.report.study.beside import plot_curves
 from xdlm.report.study.collection import Study, seed_of
-from xdlm.report.study.commands import IMAGES, train_again
+from xdlm.report.study.commands import train_again, train_images_again
 from xdlm.report.study.page import Section, missing
 from xdlm.report.study.verdict import estimate
 from xdlm.report.tables import markdown_table
@@ -46,7 +46,7 @@ def trained(study: Study) -> Section:
         parts,
         figures=figures,
         records=list(train_seconds(study).values()),
-        command=train_again(study) if study.has_text else IMAGES,
+        command=train_again(study) if study.has_text else train_images_again(study.painted),
     )
 
 
