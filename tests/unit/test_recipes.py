@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import runpy
 import time
 from dataclasses import replace
@@ -21,6 +22,7 @@ from xdlm.cli.lanes import LaneStudy, lane_options
 from xdlm.config import ProcessConfig, RunConfig, load_config
 from xdlm.data import Rows, load_rows, read_documents
 from xdlm.evaluation.records import append_records
+from xdlm.models import build_denoiser
 from xdlm.training.trainer import Trainer
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -47,6 +49,17 @@ def recipe(corpus: str, method: str, *, twin: bool) -> RunConfig:
 def test_every_row_of_the_paper_has_its_recipe(folder: str, corpus: str) -> None:
     found = sorted(path.stem for path in (RECIPES / folder / corpus).glob("*.yaml"))
     assert found == sorted(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("tiny", 2048), ("weights", 2048), ("pixels", 256), ("codes", 256)]
+)
+def test_small_recipes_say_how_large_their_models_are(name: str, tokens: int) -> None:
+    file = RECIPES / f"cpu-{name}.yaml"
+    said = re.search(r"([\d.]+) M parameters", file.read_text(encoding="utf-8"))
+    config = load_config(file)
+    model = build_denoiser(config.model, config.vocab(tokens).size)
+    assert said and f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}" == said[1]
 
 
 def test_the_reproduction_compares_noise_alone() -> None:
@@ -292,7 +305,8 @@ def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch
     assert next(tuple(words[-2:]) for log, *words in said if log == "codec") == ("--batch", "4")
     measured = [words for log, *words in said if "--model" in words and words[0] == "eval"]
     for words in measured:
-        assert words[words.index("--guidance") + 1 : words.index("--batch")] == ["1", "2"]
+        scales = ["1"] if "codes" in words[words.index("--model") + 1] else ["1", "2"]
+        assert words[words.index("--guidance") + 1 : words.index("--batch")] == scales
         assert words[words.index("--inception") + 1] == "x.pt"
     painted = [words for log, *words in said if words[0] == "paint"]
     assert [words.index("--n") for words in painted] == [6, 6, 6, 7, 7]  # so many models before it
