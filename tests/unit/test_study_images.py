@@ -77,6 +77,16 @@ def test_what_follows_the_paper_holds() -> None:
     assert "nan" not in page and "None" not in page
 
 
+def test_a_study_of_a_cpus_size_says_so() -> None:
+    small = [
+        replace(r, n=2500, model=r.model.replace("cifar10/", "cifar10-small/"))
+        for r in painted("vq:runs/cifar10/codec")
+    ]
+    page = page_of([*small, *real()])
+    assert "2,500 images each" in page and "FID 3.151 ± 0.020 (10,000 of them)." in page
+    assert "python recipes/cifar10/run.py --minutes 60 --lanes 2 --small --code-train-steps" in page
+
+
 def test_images_alone_make_a_page() -> None:
     page = page_of(list(painted()))
     assert (

@@ -15,7 +15,9 @@ from xdlm.evaluation.records import EvalRecord
 from xdlm.report.study.beside import GUMBEL
 from xdlm.report.study.collection import Study, seed_of
 
-#: Where that script keeps the judge that it trains.
+#: Where the script of images keeps models at a CPU's size.
+_SMALL = "runs/cifar10-small/"
+#: Where the script of texts keeps the judge that it trains.
 _KEPT = "runs/repro/kept"
 
 
@@ -112,6 +114,8 @@ def paint_again(records: Sequence[EvalRecord]) -> str:
 def train_images_again(records: Sequence[EvalRecord]) -> str:
     """Trains and paints all models of images as these were."""
     command = "python recipes/cifar10/run.py --minutes 60"
+    if any(r.model.startswith(_SMALL) for r in records):
+        command += " --lanes 2 --small"
     for prefix, coded in (("", False), ("code-", True)):
         own = [r for r in records if r.guidance is not None and is_coded(r) == coded]
         settings = {

@@ -187,7 +187,10 @@ def _about(study: Study, records: Sequence[EvalRecord], kind: str) -> str:
         if r.metric == "real_fid" and r.data_sha256 == one.data_sha256
         and (kind == "codes" or " through " not in r.model)
     ]  # fmt: skip
-    told = [f"{r.model}: FID {estimate(r).shown(3)}" for r in sorted(real, key=lambda r: r.model)]
+    told = [
+        f"{r.model}: FID {estimate(r).shown(3)}" + (f" ({r.n:,} of them)" if r.n != one.n else "")
+        for r in sorted(real, key=lambda r: r.model)
+    ]
     if told:
         text += f" Real images under the same network: {'; '.join(told)}."
     if not any(r.metric == "inception_score" for r in records):
