@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 from xdlm.api import load_tokenizer
 from xdlm.cli.options import parse
 from xdlm.cli.prepare_imagenet import run as encode_images
-from xdlm.cli.progress import console
+from xdlm.cli.progress import telling
 from xdlm.data import Rules, open_source, prepare
 
 _DESCRIPTION = """Tokenise text into a folder of memory-mapped shards with a manifest. The same text,
@@ -60,14 +58,12 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm prepare", description=_DESCRIPTION)
     source = open_source(options.data, options.root)
     tokenizer = load_tokenizer(options.tokenizer, options.root)
-    rate, screen = _Rate(), console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(f"tokenising {source.name}", total=None)
+    rate = _Rate()
+    with telling(f"tokenising {source.name}") as tell:
 
         def show(documents: int, tokens: int) -> None:
             rate.note(tokens)
-            bar.update(task, description=f"{documents:,} documents, {tokens:,} tokens, {rate}")
+            tell(f"{documents:,} documents, {tokens:,} tokens, {rate}")
 
         manifest = prepare(
             source, tokenizer, options.out,

@@ -27,7 +27,8 @@ def load_rows(
     limit: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Rows:
-    """`on_progress` is told what is done of what there is: documents, or shards."""
+    """`on_progress` is told what is done of what there is: shards, or documents of nobody knows how
+    many (0)."""
     if (Path(source) / JOURNAL).is_file():
         raise UserError(f"{source} is unfinished; run `xdlm prepare` again to complete it")
     if not is_prepared(source):
@@ -39,7 +40,7 @@ def load_rows(
             )
         return pack(
             islice(found.documents(), limit), tokenizer, length, bos=bos, eos=eos, frame=frame,
-            on_document=None if on_progress is None else lambda n: on_progress(n, n + 1),
+            on_document=None if on_progress is None else lambda n: on_progress(n, 0),
         )  # fmt: skip
     stream = ShardedTokens(source, on_check=on_progress)
     made = stream.manifest

@@ -83,7 +83,7 @@ def load_pairs(
         prompts.append(len(given))
         n_characters += len(prompt) + len(response)
         if on_progress is not None:
-            on_progress(number, number + 1)
+            on_progress(number, 0)
     if not rows:
         raise UserError(f"{source} holds no pairs")
     stream = TokensInMemory(np.concatenate(rows), n_characters, len(rows))
