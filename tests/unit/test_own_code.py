@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from xdlm.sampling import (
     dense_step,
     sample,
 )
+from xdlm.training.parallel import World
 
 N = 11
 PROCESS = Mixed(Vocab(N, mask_id=N - 1), k=0.1)
@@ -62,6 +64,13 @@ def some(b: int = 3, length: int = 5) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(b, length, N, generator=g), x, PROCESS.corrupt(x, 0.5, generator=g)
 
 
+class AloneIn(World):
+    """One of several processes, of which no other is there."""
+
+    def collect(self, found: object) -> NoReturn:
+        raise ConnectionError("nobody answers")
+
+
 def text(tokens: list[int]) -> Rows:
     return Rows(TokensInMemory(np.array(tokens, dtype=np.uint16), len(tokens), 1), 8)
 
@@ -89,9 +98,22 @@ def test_several_draws_in_a_pass_are_the_same_draws() -> None:
     even = torch.rand(2, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     index = torch.tensor([4, 9])
     alone, many = (
-        row_bounds(model, PROCESS, x, index, even, seed=5, together=n).detach() for n in (1, 6)
+        row_bounds(model, PROCESS, x, index, even, seed=5, at_once=n).detach() for n in (1, 3)
     )
     torch.testing.assert_close(alone, many, rtol=1e-5, atol=1e-6)
+
+
+def test_every_process_takes_as_many_passes_as_the_others() -> None:
+    """A sharded trunk meets the others in each: also where one has the last and smallest batch."""
+    counts = []
+    for rank in (0, 1):
+        model, passes = Own().eval(), []
+        model.embed.register_forward_hook(lambda *_, to=passes: to.append(1))
+        world = AloneIn(rank, 2)
+        with pytest.raises(ConnectionError):
+            likelihood(model, PROCESS, text([1] * (8 * 5 + 3)), batch=4, draws=3, world=world)
+        counts.append(len(passes))
+    assert counts[0] == counts[1] > 0
 
 
 def test_logits_are_float32_under_autocast() -> None:

@@ -101,7 +101,7 @@ def likelihood(
     """
     passes = likelihood_by_passes(
         denoiser, process, rows, draws=draws, batch=batch, seed=seed, max_rows=max_rows, impl=impl,
-        on_batch=on_batch, world=world, together=batch,
+        on_batch=on_batch, world=world, fill=True,
     )  # fmt: skip
     return _to_the_end(passes)
 
@@ -119,10 +119,10 @@ def likelihood_by_passes(
     impl: Impl = "auto",
     on_batch: Callable[[int, int], None] | None = None,
     world: World | None = None,
-    together: int = 1,
+    fill: bool = False,
 ) -> Generator[None, None, Likelihood]:
-    """The same for those who have other things to do between two passes of the model: it returns there. A
-    pass takes several draws where that makes no more than `together` rows."""
+    """The same for those who have other things to do between two passes of the model: it returns there.
+    Where all text is less than a batch, `fill` has a pass take several draws."""
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
@@ -141,6 +141,8 @@ def likelihood_by_passes(
     even = torch.cat([_even_times(key, group, draws) for group in groups])
     order = np.concatenate(groups)
     batches = _batches(whole, use_tail, batch)
+    # The same for every batch, since processes may have to meet at each pass.
+    at_once = max(1, batch // max(1, whole)) if fill else 1
     world = world if world is not None else World()
     found = {}
     done = 0
@@ -159,7 +161,7 @@ def likelihood_by_passes(
             nats = yield from _row_bounds(
                 denoiser, process, x, torch.from_numpy(index).to(device), even[part].to(device),
                 label=None if classes is None else torch.from_numpy(classes).to(device),
-                seed=key, impl=impl, together=together,
+                seed=key, impl=impl, at_once=at_once,
             )  # fmt: skip
         found[number] = nats.cpu()
         yield
@@ -195,14 +197,14 @@ def row_bounds(
     label: Tensor | None = None,
     seed: int,
     impl: Impl = "auto",
-    together: int = 1,
+    at_once: int = 1,
 ) -> Tensor:
     """Estimates of each row's bound in nats, [B, draws], all unbiased; they share the two ends of the
-    bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes
-    draws + 2 forward passes, or fewer where one of `together` rows has room for several draws."""
+    bound and differ in the time of the integrand, which `even` [B, draws] in [0, 1) decides. Takes a
+    forward pass for every `at_once` draws, and two more."""
     return _to_the_end(
         _row_bounds(
-            denoiser, process, x, index, even, label=label, seed=seed, impl=impl, together=together
+            denoiser, process, x, index, even, label=label, seed=seed, impl=impl, at_once=at_once
         )
     )
 
@@ -217,19 +219,13 @@ def _row_bounds(
     label: Tensor | None,
     seed: int,
     impl: Impl,
-    together: int,
+    at_once: int,
 ) -> Generator[None, None, Tensor]:
     """The same; it comes back after each pass."""
     noised = Noised(denoiser, process, x, index, seed, label=label, impl=impl)
-    inner, at_once, first = [], max(1, together // max(1, len(x))), 0
-    for some in even.split(at_once, 1):
-        draw = torch.arange(first, first + some.shape[1], device=x.device)
-        several = noised.repeated(some.shape[1]) if some.shape[1] > 1 else noised
-        nats = several.integrand(
-            some.flatten(), first if several is noised else draw.repeat(len(x))
-        )
-        inner.append(nats.view(some.shape))
-        first += some.shape[1]
+    inner = []
+    for first in range(0, even.shape[1], at_once):
+        inner.append(noised.integrands(even[:, first : first + at_once], first))
         yield
     return torch.cat(inner, 1) + noised.ends(0)[:, None]
 
@@ -261,7 +257,16 @@ class Noised:
     padding: Tensor | None = None
     """[B, L], where a row has no tokens; `free` does not hold there."""
 
-    def repeated(self, times: int) -> Noised:
+    def integrands(self, even: Tensor, first: int) -> Tensor:
+        """Of several draws in one pass, the numbers `first` and on, at times that `even` [B, draws]
+        decides; float64 [B, draws]."""
+        n = even.shape[1]
+        if n == 1:
+            return self.integrand(even[:, 0], first)[:, None]
+        draw = torch.arange(first, first + n, device=even.device).repeat(len(even))
+        return self._repeated(n).integrand(even.flatten(), draw).view(even.shape)
+
+    def _repeated(self, times: int) -> Noised:
         """Each row so many times, one after the other."""
 
         def each(value: Tensor | None) -> Tensor | None:
