@@ -32,7 +32,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Lock
 
-from xdlm.cli.lanes import STOPPED, LaneStudy, lane_options
+from xdlm.cli.lanes import LaneStudy, lane_options
+from xdlm.cli.processes import stopped_by_signals
 from xdlm.report.study.beside import CURVES, SECONDS, write_curve
 from xdlm.training.checkpoint import latest_checkpoint
 
@@ -47,11 +48,13 @@ _FIRST = ("pixels-mdlm", "pixels-udlm")
 RECIPES = {**{run: _PIXELS[run] for run in _FIRST}, **_CODES, **_PIXELS}
 SMALL_RECIPES = {run: HERE / "small" / recipe.name for run, recipe in _CODES.items()}
 ROOT, SMALL_ROOT = Path("runs/cifar10"), Path("runs/cifar10-small")
+CODEC, SMALL_CODEC = ["--batch", "128"], ["--batch", "64", "--shape.channels", "32"]
 TRAIN, TEST = "cifar10:train", "cifar10:test"
 #: TFLOP of a step of training, by the recipes.
 _COST = {"pixels": 2.5, "codes": 1.5}
 
 
+@stopped_by_signals()
 def main() -> None:
     parser = lane_options(str(__doc__), RECIPES, ROOT / "results")
     parser.add_argument("--small", action="store_true", help="codes alone, at a CPU's size")
@@ -76,16 +79,18 @@ def main() -> None:
         parser.add_argument(f"--{what}", nargs="+", default=[], metavar="NAME=VALUE", type=_setting,
                             help=f"other settings than the recipe's in training, as {example}")  # fmt: skip
     if parser.parse_known_args()[0].small:
-        parser.set_defaults(out=SMALL_ROOT / "results", codec_steps="2000", n="2500",
-                            codec=[("--shape.channels", "32"), ("--batch", "64")])  # fmt: skip
+        parser.set_defaults(
+            runs=list(SMALL_RECIPES), out=SMALL_ROOT / "results", codec_steps="2000", n="2500"
+        )
     options = parser.parse_args()
+    if options.small and not {*options.runs} <= {*SMALL_RECIPES}:
+        parser.error("--small has models of codes alone")
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)
     try:
         study.run()
-    except SystemExit as end:
-        if end.code != STOPPED:  # of runs that did not fail there are pictures all the same
-            study.paint_the_rest()
+    except SystemExit:  # of runs that did not fail there are pictures all the same
+        study.paint_the_rest()
         raise
     study.paint_the_rest()
 
@@ -195,8 +200,9 @@ class ImageStudy(LaneStudy):
         """If any run needs one, and there is time to train."""
         options = self._options
         if self._has_codes and options.minutes > 0 and not self._codec_folder.exists():
-            how = ["--steps", options.codec_steps, "--batch", "128", *_flags(options.codec)]
-            self.xdlm("codec", "codec", "--data", TRAIN, "--out", str(self._codec_folder), *how)
+            size = SMALL_CODEC if options.small else CODEC
+            self.xdlm("codec", "codec", "--data", TRAIN, "--out", str(self._codec_folder), "--steps",
+                      options.codec_steps, *size, *_flags(options.codec))  # fmt: skip
 
     def _measure_codec(self) -> None:
         """What it leaves of images."""

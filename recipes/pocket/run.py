@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
+from xdlm.cli.lanes import LaneStudy, lane_options
+from xdlm.cli.processes import stopped_by_signals, xdlm
 from xdlm.report.study.beside import SECONDS
 
 HERE = Path(__file__).parent
@@ -21,6 +22,7 @@ RECIPES = {run: HERE / f"{run}.yaml" for run in ("mdlm", "xdlm", "udlm", "judge"
 PREPARED, LOGS = Path("prepared/novels"), Path("runs/pocket/logs")
 
 
+@stopped_by_signals()
 def main() -> None:
     parser = lane_options(str(__doc__), RECIPES, Path("runs/pocket/exported"))
     parser.add_argument("--novels", default="novels.jsonl.xz", help="text, if none is prepared yet")

@@ -29,7 +29,8 @@ from collections import Counter
 from pathlib import Path
 from threading import Lock
 
-from xdlm.cli.lanes import LaneStudy, lane_options, xdlm
+from xdlm.cli.lanes import LaneStudy, lane_options
+from xdlm.cli.processes import stopped_by_signals, xdlm
 from xdlm.evaluation.records import read_records
 from xdlm.evaluation.writing import FOREIGN
 from xdlm.report.study.beside import CURVES, SAMPLES, SECONDS, write_curve
@@ -50,6 +51,7 @@ HOME = Path("runs/repro")
 KEPT = "kept"
 
 
+@stopped_by_signals()
 def main() -> None:
     parser = lane_options(str(__doc__), RECIPES, Path("runs/repro/results"))
     parser.add_argument("--judge", nargs="+", default=["ngram"],

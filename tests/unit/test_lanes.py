@@ -11,26 +11,38 @@ from pathlib import Path
 
 import pytest
 
-from xdlm.cli.lanes import STOPPED, LaneStudy
+from xdlm.cli import lanes as module
+from xdlm.cli.lanes import LaneStudy
+from xdlm.cli.processes import STOPPED
 
-#: A study whose commands say that they are there, and wait.
+#: A script whose commands are another program.
 SCRIPT = """
 import sys
 from pathlib import Path
-from xdlm.cli import lanes
+from xdlm.cli import processes
+from xdlm.cli.lanes import LaneStudy
 
-class Study(lanes.LaneStudy):
+class Study(LaneStudy):
     def steps_left(self, run): return 1
     def step_of_newest(self, run): return 0
     def folder(self, run): return Path("absent")
     def measure(self, run): pass
 
-lanes.sys.executable = sys.argv[1]
-Study({run: Path(run) for run in "abcd"}, [*"abcd"], logs=Path("logs"), minutes=9, lanes=2).run()
+processes.sys.executable = sys.argv[1]
+
+@processes.stopped_by_signals()
+def main():
+    {body}
+
+main()
 """
+STUDY = 'Study({run: Path(run) for run in "abcd"}, [*"abcd"], logs=Path("logs"), minutes=9, lanes=2).run()'
+ALONE = 'processes.xdlm(Path("logs/a.log"), "train", "a")'
+#: Says that it is there, and waits; a run may fail instead.
 COMMAND = """#!/bin/sh
 echo began
-trap 'echo saved; exit 0' TERM
+if [ "$4" = "$FAILS" ]; then exit 1; fi
+trap 'sleep 0.3; echo saved; exit 0' TERM
 while :; do sleep 0.05; done
 """
 WEIGHTS = {"large": 30.0, "small": 10.0, "other": 10.0}
@@ -72,9 +84,28 @@ def test_time_is_shared_by_work() -> None:
     study = Study(lanes=1)
     study.run()
     assert study.minutes == pytest.approx({"large": 30, "small": 25, "other": 50}, abs=0.1)
+
+
+def test_with_a_lane_each_all_have_all_of_it() -> None:
+    """They are at it all at the same time."""
     study = Study(lanes=3)
-    study.run()
-    assert study.minutes == pytest.approx(dict.fromkeys(WEIGHTS, 50), abs=0.1)
+    shares = [study._take_share(run) / 60 for run in WEIGHTS]
+    assert shares == pytest.approx([50, 50, 50], abs=0.1)
+
+
+def test_what_lanes_are_promised_is_not_shared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four alike in two lanes, each of which uses what it has: half of the time for each."""
+    monkeypatch.setitem(WEIGHTS, "large", 10.0)
+    monkeypatch.setitem(WEIGHTS, "last", 10.0)
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    study = Study(lanes=2)
+    first = [study._take_share(run) for run in ("large", "small")]
+    now = 25 * 60.0
+    study._give_back("large")
+    third = study._take_share("other")
+    study._give_back("small")
+    assert [*first, third, study._take_share("last")] == pytest.approx([25 * 60] * 4)
 
 
 def test_what_cannot_begin_leaves_its_share_to_others() -> None:
@@ -84,20 +115,38 @@ def test_what_cannot_begin_leaves_its_share_to_others() -> None:
     assert study.minutes == pytest.approx({"small": 25, "other": 50}, abs=0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_what_is_running_and_begins_nothing_else(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("body", "fails", "runs", "number"),
+    [
+        (STUDY, "", "ab", signal.SIGINT),
+        (STUDY, "", "ab", signal.SIGTERM),
+        (STUDY, "", "ab", signal.SIGHUP),
+        (STUDY, "a", "abc", signal.SIGTERM),  # all wait for those that have not failed
+        (ALONE, "", "a", signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_what_is_running_and_begins_nothing_else(
+    tmp_path: Path, body: str, fails: str, runs: str, number: int
+) -> None:
+    """Two runs of a study that has four, one of which may have failed before; or a command alone."""
     command = tmp_path / "command"
     command.write_text(COMMAND)
     command.chmod(0o755)
-    script = [sys.executable, "-c", SCRIPT, str(command)]
-    study = subprocess.Popen(script, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    logs = [tmp_path / "logs" / f"{run}.log" for run in "ab"]
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("{body}", body), str(command)],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "FAILS": fails},
+    )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not all(log.is_file() and log.read_text() for log in logs):
-        assert time.monotonic() < deadline and study.poll() is None
+    while said_of(tmp_path) != dict.fromkeys(runs, "began\n"):
+        assert time.monotonic() < deadline and script.poll() is None
         time.sleep(0.05)
-    os.kill(study.pid, number)
-    _, said = study.communicate(timeout=60)
-    assert study.returncode == STOPPED and said == "stopped; started again, it goes on\n"
-    assert [log.read_text() for log in logs] == ["began\nsaved\n"] * 2
-    assert sorted(f.name for f in (tmp_path / "logs").iterdir()) == ["a.log", "b.log"]
+    time.sleep(0.2)
+    os.kill(script.pid, number)
+    _, said = script.communicate(timeout=60)
+    assert script.returncode == STOPPED and said == "stopped; started again, it goes on\n"
+    expected = {run: "began\n" if run == fails else "began\nsaved\n" for run in runs}
+    assert said_of(tmp_path) == expected
+
+
+def said_of(folder: Path) -> dict[str, str]:
+    return {f.stem: f.read_text() for f in folder.glob("logs/*.log")}

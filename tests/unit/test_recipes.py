@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 import runpy
@@ -99,7 +100,7 @@ def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
     def steps_left(self, run: str) -> int:
         return int(str(self._recipes[run]) not in trained)
 
-    monkeypatch.setitem(script["main"].__globals__, "xdlm", xdlm)
+    monkeypatch.setitem(inspect.unwrap(script["main"]).__globals__, "xdlm", xdlm)
     monkeypatch.setattr("xdlm.cli.lanes.xdlm", xdlm)
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.steps_left", steps_left)
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.step_of_newest", lambda self, run: 5000)
@@ -331,11 +332,16 @@ def test_the_image_script_has_a_size_for_a_cpu(tmp_path: Path, monkeypatch) -> N
     told = {log: words for log, *words in said}
     trained = {words[1] for words in told.values() if words[0] == "train"}
     assert trained == {str(path) for path in (RECIPES / "cifar10" / "small").glob("*.yaml")}
-    assert told["codec"][4:] == ["runs/cifar10-small/codec", "--steps", "7", "--batch", "128",
-                                 "--shape.channels", "32", "--batch", "64"]  # fmt: skip
+    assert told["codec"][4:] == ["runs/cifar10-small/codec", "--steps", "7", "--batch", "64",
+                                 "--shape.channels", "32"]  # fmt: skip
     of_model = told["codes-udlm.measure"]
     assert of_model[of_model.index("--n") + 1] == "2500" and "--n" not in told["real.measure"]
     assert all("runs/cifar10-small/features" in w for w in told.values() if w[0] == "eval")
+    monkeypatch.setattr(
+        "sys.argv", ["run.py", "--minutes", "1", "--small", "--runs", "pixels-mdlm"]
+    )
+    with pytest.raises(SystemExit, match="2"):
+        script["main"]()
 
 
 def test_adaptation_differs_in_noise_alone() -> None:

@@ -2,24 +2,21 @@
 
 Every command is a process of its own, whose output goes to a file: several may run at a time. Started
 again, a study goes on where it stopped; what is left of the minutes is shared among the runs that have
-steps left. Ctrl-C or SIGTERM ends the commands that are running, so that `timeout 600 python run.py ...`
-bounds all of it.
+steps left. A signal ends the commands that are running, so that `timeout 600 python run.py ...` bounds
+all of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
-import subprocess
-import sys
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
+from xdlm.cli.processes import xdlm
 from xdlm.config import load_config
 from xdlm.report.study.beside import add_seconds
 from xdlm.training.checkpoint import latest_checkpoint, open_checkpoint
@@ -51,6 +48,9 @@ class LaneStudy(ABC):
         self._end = time.monotonic() + 60 * minutes
         self._waiting = [run for run in self._chosen if self.steps_left(run)]
         self._trained: dict[str, Future[None]] = {}
+        #: When those that are being trained will end, at the latest.
+        self._promised: dict[str, float] = {}
+        self._sharing = Lock()
 
     @abstractmethod
     def measure(self, run: str) -> None:
@@ -76,7 +76,6 @@ class LaneStudy(ABC):
         with (
             ThreadPoolExecutor(self._lanes) as lanes,
             ThreadPoolExecutor(self._benches) as benches,
-            stopped_by_signals(),  # innermost: lanes and benches wait for what is running
         ):
             self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
             measured = [benches.submit(self._measure, run) for run in self._chosen]
@@ -85,29 +84,49 @@ class LaneStudy(ABC):
 
     def _train(self, run: str) -> None:
         """Until it is done, or its share of what is left of the time is."""
-        needed = self.needs(run)
         try:
+            needed = self.needs(run)
             if needed is not None:
                 self.wait_for(needed)
             self.before(run)
-            share = (self._end - time.monotonic()) * self._share_of(run)
+            share = self._take_share(run)
+            if share > 0 and (needed is None or not self.steps_left(needed)):
+                self._train_for(run, share)
         finally:
-            self._waiting.remove(run)
-        if share <= 0 or (needed is not None and self.steps_left(needed)):
-            return
+            self._give_back(run)
+
+    def _train_for(self, run: str, seconds: float) -> None:
         # It may have been cut before its first step.
         more = ["--resume"] if latest_checkpoint(self.folder(run)) is not None else []
         if run in self._steps:
             more += ["--train.steps", str(self._steps[run])]
         recipe = str(self._recipes[run])
-        minutes = ["--train.minutes", f"{share / 60:.4f}"]
+        minutes = ["--train.minutes", f"{seconds / 60:.4f}"]
         self.xdlm(run, "train", recipe, *minutes, *self.flags(run), *more)
 
-    def _share_of(self, run: str) -> float:
-        """By the work that waits: all of the time for each where there are as many lanes as runs."""
-        if self._lanes >= len(self._waiting):
-            return 1.0
-        return min(1.0, self._lanes * self.work(run) / sum(map(self.work, list(self._waiting))))
+    def _take_share(self, run: str) -> float:
+        """Seconds: of what all lanes have left and is not promised to others, as much as its part of the
+        work that waits, but no more than is left in one lane. All of that where all have a lane."""
+        with self._sharing:
+            now = time.monotonic()
+            left = self._end - now
+            free = self._lanes * left - sum(max(0.0, end - now) for end in self._promised.values())
+            works = {each: self.work(each) for each in self._waiting}
+            rest = sum(works.values())
+            for work in sorted(works.values(), reverse=True):
+                if free * work <= left * rest:
+                    break
+                free, rest = free - left, rest - work  # it has a lane for itself, to the end
+            share = min(left, free * works[run] / rest) if rest > 0 else left
+            self._waiting.remove(run)
+            self._promised[run] = now + share
+        return share
+
+    def _give_back(self, run: str) -> None:
+        """What is left of its share, or its place among those that wait for one."""
+        with self._sharing:
+            if self._promised.pop(run, None) is None:
+                self._waiting.remove(run)
 
     def _measure(self, run: str) -> None:
         self.wait_for(run)
@@ -137,86 +156,6 @@ class LaneStudy(ABC):
         xdlm(self._logs / f"{name}.log", *words)
         if self._times is not None:
             add_seconds(self._times, name, time.monotonic() - began)
-
-
-class _Commands:
-    """Those that are running. Once stopped, none begins."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock, self._stopped = threading.Lock(), False
-
-    def run(self, words: Sequence[str], log: Path) -> int:
-        """A command of the library, to its end; the exit code."""
-        with self._lock:
-            if self._stopped:
-                sys.exit(f"{log.stem} was not begun")
-            print(" ".join(["$ xdlm", *words, f"(-> {log})"]), flush=True)
-            with log.open("ab") as stream:  # a session of its own: Ctrl-C is for the script
-                command = subprocess.Popen(
-                    [sys.executable, "-m", "xdlm.cli.main", *words],
-                    stdout=stream,
-                    stderr=stream,
-                    start_new_session=True,
-                )
-            self._running.add(command)
-        try:
-            return command.wait()
-        finally:
-            with self._lock:
-                self._running.remove(command)
-
-    def stop(self) -> None:
-        """Training saves what it has."""
-        with self._lock:
-            self._stopped = True
-            for command in self._running:
-                command.terminate()
-
-    def allow(self) -> None:
-        self._stopped = False
-
-
-_COMMANDS = _Commands()
-#: The exit code of a script that a signal ended.
-STOPPED = 130
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C or SIGTERM ends commands that are running and keeps others from being begun, and then the
-    script."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = {}
-    if threading.current_thread() is threading.main_thread():  # signals are its own
-        # A script in the background would ignore the first.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, interrupt)
-    _COMMANDS.allow()
-    try:
-        yield
-    except KeyboardInterrupt:
-        _COMMANDS.stop()
-        print("stopped; started again, it goes on", file=sys.stderr, flush=True)
-        raise SystemExit(STOPPED) from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def xdlm(log: Path, *words: str) -> None:
-    """A command of the library; ends the script if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    code = _COMMANDS.run(words, log)
-    print(f"{log.stem}: {time.monotonic() - began:.0f} s, exit code {code}", flush=True)
-    if code:
-        sys.exit(
-            f"{log.stem} failed: {log.read_text(encoding='utf-8', errors='replace').splitlines()[-1:]}"
-        )
 
 
 def lane_options(description: str, runs: Mapping[str, Path], out: Path) -> argparse.ArgumentParser:
