@@ -61,32 +61,29 @@ class Kid(NamedTuple):
     stderr: float
 
 
-def kid(one: Tensor, other: Tensor, *, size: int = 1000) -> Kid:
+def kid(one: Tensor, other: Tensor, *, parts: int = 10) -> Kid:
     """Kernel distance (Binkowski et al. 2018) of features [n, d] and [m, d], in random order: the unbiased
-    estimate of the squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over parts of
-    at least `size` of either side, where there are as many. Parts share no image, so that their spread is
-    their error; where there is one alone, none is known."""
+    estimate of the squared maximum mean discrepancy under the kernel (x.y/d + 1)^3, averaged over so many
+    parts of either side. Parts share no image, so that their spread is their error; where there is one
+    alone, none is known. A part is compared with the next one of the other side: two sets of the same
+    images would be in the same order."""
     most = min(len(one), len(other))
-    if most < 2 or size < 2:
-        raise UserError(f"KID needs at least 2 images on either side, got {min(most, size)}")
-    parts = max(1, most // size)
-    cut = most // parts
-    values = torch.stack([
-        _squared_mmd(*(part[start : start + cut].double() for part in (one, other)))
-        for start in range(0, parts * cut, cut)
-    ])  # fmt: skip
+    if most < 2 or parts < 1:
+        raise UserError(f"KID needs at least 2 images on either side, got {most}, in {parts} parts")
+    parts = min(parts, most // 2)
+    here, there = (list(side.tensor_split(parts)) for side in (one, other))
+    pairs = zip(here, [*there[1:], there[0]], strict=True)
+    values = torch.stack([_squared_mmd(x.double(), y.double()) for x, y in pairs])
     stderr = float(values.std()) / math.sqrt(parts) if parts > 1 else math.nan
     return Kid(float(values.mean()), stderr)
 
 
 def _squared_mmd(x: Tensor, y: Tensor) -> Tensor:
-    n = len(x)
-
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return (a @ b.T / a.shape[1] + 1) ** 3
 
     def off_diagonal(k: Tensor) -> Tensor:
-        return (k.sum() - k.diagonal().sum()) / (n * (n - 1))
+        return (k.sum() - k.diagonal().sum()) / (len(k) * (len(k) - 1))
 
     return off_diagonal(kernel(x, x)) + off_diagonal(kernel(y, y)) - 2 * kernel(x, y).mean()
 
