@@ -68,9 +68,13 @@ def test_what_follows_the_paper_holds() -> None:
         "128 steps: from best to worst, here as in the paper: UDLM, XDLM k=0.5, XDLM k=0.1" in page
     )
     assert (
-        "python recipes/cifar10/run.py --minutes 60 --train-steps 1000000 --steps 32 128 --guidance 1 2 "
-        "--code-train-steps 1000000 --code-steps 4 8 16 --code-guidance 1 2 --n 10000 --precision float32"
+        "python recipes/cifar10/run.py --minutes 60 --runs mdlm gidd xdlm-k0.001 xdlm-k0.1 xdlm-k0.5 udlm "
+        "--train-steps 1000000 --steps 32 128 --guidance 1 2 --n 10000 --precision float32\n"
     ) in page
+    assert (
+        "--code-train-steps 1000000 --code-steps 4 8 16 --code-guidance 1 2 --n 10000 --prec"
+        in page
+    )
     assert "compare orders, not values" in page
     assert "xdlm eval image --model runs/cifar10/udlm --data cifar10:train --steps 32 128" in page
     assert "| MDLM | 0.500 | 0.500 |" in page and "tab:cifar10_performance_cfg1.0" in page
@@ -84,7 +88,7 @@ def test_a_study_of_a_cpus_size_says_so() -> None:
     ]
     page = page_of([*small, *real()])
     assert "2,500 images each" in page and "FID 3.151 ± 0.020 (10,000 of them)." in page
-    assert "python recipes/cifar10/run.py --minutes 60 --lanes 2 --small --code-train-steps" in page
+    assert "python recipes/cifar10/run.py --minutes 60 --lanes 2 --small --runs codes-mdlm" in page
 
 
 def test_images_alone_make_a_page() -> None:

@@ -112,24 +112,24 @@ def paint_again(records: Sequence[EvalRecord]) -> str:
 
 
 def train_images_again(records: Sequence[EvalRecord]) -> str:
-    """Trains and paints all models of images as these were."""
-    command = "python recipes/cifar10/run.py --minutes 60"
-    if any(r.model.startswith(_SMALL) for r in records):
-        command += " --lanes 2 --small"
-    for prefix, coded in (("", False), ("code-", True)):
-        own = [r for r in records if r.guidance is not None and is_coded(r) == coded]
-        settings = {
-            "train-steps": {r.config["train"]["steps"] for r in own},
-            "steps": {r.steps or 0 for r in own},
-            "guidance": {r.guidance or 1.0 for r in own},
-        }
-        for name, found in settings.items():
-            numbers = " ".join(f"{number:.9g}" for number in sorted(found))
-            command += f" --{prefix}{name} {numbers}" if found else ""
-    for n in sorted({r.n for r in records if r.guidance is not None}):
-        command += f" --n {n}"
-    dtypes = sorted({r.dtype for r in records if r.guidance is not None})
-    return command + "".join(f" --precision {dtype}" for dtype in dtypes)
+    """Trains and paints models of images as these were, a line for those that were alike."""
+    alike: dict[tuple[str, str, int, int, str], list[EvalRecord]] = {}
+    for r in records:
+        if r.guidance is not None:
+            size = " --lanes 2 --small" if r.model.startswith(_SMALL) else ""
+            kind = "code-" if is_coded(r) else ""
+            key = (size, kind, r.config["train"]["steps"], r.n, r.dtype)
+            alike.setdefault(key, []).append(r)
+    lines = []
+    for (size, kind, trained, n, dtype), own in alike.items():
+        runs = " ".join(dict.fromkeys(PurePosixPath(r.model).name for r in own))
+        steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
+        scales = " ".join(f"{scale:g}" for scale in sorted({r.guidance or 1.0 for r in own}))
+        lines.append(
+            f"python recipes/cifar10/run.py --minutes 60{size} --runs {runs} --{kind}train-steps {trained} "
+            f"--{kind}steps {steps} --{kind}guidance {scales} --n {n} --precision {dtype}"
+        )
+    return "\n".join(lines)
 
 
 def is_coded(record: EvalRecord) -> bool:

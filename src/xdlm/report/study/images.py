@@ -88,7 +88,7 @@ def _section(
     return Section(
         title, tuple(table.label for table in tables.values()), parts, findings, pictures=pictures,
         records=records,
-        command=f"{train_images_again(study.painted)}\n{paint_again(study.sources(records))}",
+        command=f"{train_images_again(records)}\n{paint_again(study.sources(records))}",
     )  # fmt: skip
 
 
