@@ -298,6 +298,7 @@ class Model:
 
     def publish_adapters(self, folder: str | Path, *, dtype: torch.dtype = torch.float32) -> None:
         """Write the adapters alone, unmerged, as peft reads them beside the weights that they belong to."""
+        self._check_own_noise()
         base = self.config.start()
         if not self.config.lora.rank or base is None:
             raise UserError("this model has no adapters: write it whole")
@@ -310,8 +311,8 @@ class Model:
         """What is read again is of the noise that the configuration has."""
         if self.sampled_as is not None:
             raise UserError(
-                "a model that is sampled as another noise keeps its own when saved: save it without "
-                "mixed(k)"
+                "a model from mixed(k) is not saved, since it would be read again without that k: save the "
+                "one that it was made from"
             )
 
     def _rules(

@@ -16,7 +16,10 @@ class UserError(ValueError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when something close is known, else the list of what is."""
     names = sorted(known)
-    close = get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(names)}"
+    return near_miss(word, names) or f"; known: {', '.join(names)}"
+
+
+def near_miss(word: str, known: Iterable[str]) -> str:
+    """The same, and nothing when nothing is close."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""

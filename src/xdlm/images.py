@@ -138,7 +138,11 @@ class ImageModel:
 
 
 def load_image_model(
-    name: str | Path, *, device: str = "auto", weights: str = "ema", precision: str = "float32"
+    name: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    weights: str = "ema",
+    precision: str = "float32",
 ) -> ImageModel:
     """A model of images, from a checkpoint or a run folder."""
     if bundled(name) is None and not Path(name).is_dir():  # of images none is bundled
@@ -147,7 +151,10 @@ def load_image_model(
         )
     checkpoint = find_model(name)
     trained = read_trained(
-        checkpoint, weights=weights, device=pick_device(device), dtype=getattr(torch, precision)
+        checkpoint,
+        weights=weights,
+        device=pick_device(str(device)),
+        dtype=getattr(torch, precision),
     )
     if not isinstance(trained.tokenizer, ImageTokenizer) or trained.process is None:
         raise UserError(f"{name} writes text, and this is about images")

@@ -165,8 +165,10 @@ def test_a_posterior_leaves_special_tokens_out() -> None:
     clean = forbid(logits, PROCESS.special_ids).softmax(-1)
     torch.testing.assert_close(q, PROCESS.posterior(clean, z, 0.2, 0.5), rtol=1e-5, atol=1e-7)
     assert PROCESS.posterior(logits.softmax(-1), z, 0.0, 0.5)[..., N - 1].max() == 0
-    with pytest.raises(UserError, match="take the softmax"):
-        PROCESS.posterior(logits, z, 0.2, 0.5)
+    masks_alone = torch.zeros_like(logits).index_fill(-1, torch.tensor(N - 1), 1.0)
+    for probs in (logits, masks_alone):
+        with pytest.raises(UserError, match="take the softmax"):
+            PROCESS.posterior(probs, z, 0.2, 0.5)
 
 
 def test_data_with_a_mask_in_it_is_refused() -> None:
@@ -177,8 +179,13 @@ def test_data_with_a_mask_in_it_is_refused() -> None:
         lambda: step_kl(PROCESS, logits, x, z, 0.2, 0.5),
         lambda: likelihood(Own(), PROCESS, text([1, 2, N - 1, 3, 4, 5, 6, 7, 8])),
     ):
-        with pytest.raises(UserError, match=rf"the data holds token {N - 1}, which is special"):
+        with pytest.raises(UserError, match=rf"the data holds token {N - 1} \(at .*special"):
             call()
+    x[1, 2] = N
+    with pytest.raises(
+        UserError, match=rf"the data holds tokens 1..{N}, the vocabulary 0..{N - 1}"
+    ):
+        nelbo(PROCESS, logits, x, z, 0.5)
 
 
 @pytest.mark.parametrize("process", [PROCESS, Masked(PROCESS.vocab), Gidd(PROCESS.vocab)])
@@ -221,6 +228,8 @@ def test_objects_say_what_they_are() -> None:
     assert (
         repr(PROCESS) == "Mixed(Vocab(size=11, mask_id=10), k=0.1, schedule=LogLinear(eps=0.001))"
     )
+    several = Mixed(PROCESS.vocab, k=0.1, mu={10: 0.6, 3: 0.3})
+    assert "k=0.1, mu={10: 0.6, 3: 0.3}, schedule=LogLinear" in repr(several)
     assert repr(Gidd(PROCESS.vocab)) == "Gidd(Vocab(size=11, mask_id=10), p_uniform=0.1, gamma=1.0)"
     said = repr(load("pocket-mdlm", device="cpu"))
     assert said.startswith("Model(Masked(Vocab(") and said.endswith("ema weights of step 10,000)")
@@ -253,6 +262,6 @@ def test_a_model_sampled_as_another_reads_and_is_saved_as_itself(tmp_path: Path)
     mixed, text = model.mixed(0.3), ["It was the best of times."]
     assert mixed.perplexity(text, draws=2).value == model.perplexity(text, draws=2).value
     for write in (mixed.save, mixed.publish):
-        with pytest.raises(UserError, match="save it without mixed"):
+        with pytest.raises(UserError, match="is not saved"):
             write(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

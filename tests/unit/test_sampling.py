@@ -402,8 +402,13 @@ def test_a_slip_in_a_hole_is_not_kept_as_text(slip: str) -> None:
         parse_template(f"a <mask:2> b {slip} c")
 
 
+def test_what_cannot_be_meant_as_a_hole_is_text() -> None:
+    pieces = parse_template('<mask id="a"> and x <mask and y> <mask>')
+    assert [(p.text, p.hole) for p in pieces] == [('<mask id="a"> and x <mask and y>', 0), ("", 1)]
+
+
 def test_a_long_slip_is_cut_short() -> None:
-    for slip in ("<mask " + "and so on " * 50 + ">", f"<mask:{'9' * 5000}>"):
+    for slip in ("<mask: " + "and so on " * 50 + ">", f"<mask:{'9' * 5000}>"):
         with pytest.raises(UserError, match=r"^'<mask.*\.\.\.' is no hole") as error:
             parse_template(slip)
         assert len(str(error.value)) < 120

@@ -6,7 +6,6 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from xdlm.errors import UserError
+from xdlm.errors import UserError, near_miss
 from xdlm.evaluation.own_judge import OwnJudge, is_own
 from xdlm.evaluation.scoring import OnText, Score, score_tokens
 from xdlm.files import sha256_of
@@ -67,14 +66,9 @@ def open_judge(name: str, tokenizer: TextTokenizer, device: torch.device) -> Jud
     if not path.exists():
         raise UserError(
             f"no judge at {name}; there are {POCKET}, {NGRAM}, folders of causal language models and of "
-            f"autoregressive runs, and .gguf files{_near_miss(name)}"
+            f"autoregressive runs, and .gguf files{near_miss(name, (POCKET, NGRAM))}"
         )
     return CausalJudge(path, device)
-
-
-def _near_miss(name: str) -> str:
-    close = get_close_matches(name, (POCKET, NGRAM), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def score_all(judge: Judge, texts: Sequence[str], on_text: OnText | None = None) -> list[Score]:

@@ -121,6 +121,10 @@ class Mixed(Stationary):
             mu = {} if no_mask_needed else {_mask_of(vocab, f"Mixed with k={k}"): 1.0 - k}
         super().__init__(vocab, k=k, mu=mu, schedule=schedule)
 
+    def _told(self) -> dict[str, object]:
+        told = super()._told()
+        return {"k": told.pop("k"), "mu": self.mu, **told} if len(self.mu) > 1 else told
+
 
 class Gidd(NoiseProcess):
     """GIDD: masking with a bump of uniform noise in the middle of the time range.

@@ -58,11 +58,13 @@ class NoiseProcess(ABC):
         """Pure noise, alpha = 0: what a sampler starts from. Shaped and placed as `like`."""
 
     def __repr__(self) -> str:
-        own = {name: getattr(self, name) for name in self.settings}
-        if self.has_schedule:
-            own["schedule"] = getattr(self, "schedule", None)
-        said = "".join(f", {name}={value}" for name, value in own.items())
+        said = "".join(f", {name}={value}" for name, value in self._told().items())
         return f"{type(self).__name__}({self.vocab}{said})"
+
+    def _told(self) -> dict[str, object]:
+        """What tells it from others of its kind."""
+        own: dict[str, object] = {name: getattr(self, name) for name in self.settings}
+        return {**own, "schedule": getattr(self, "schedule", None)} if self.has_schedule else own
 
     def check_logits(self, logits: Tensor, *tokens: Tensor) -> None:
         """That logits [..., N] are over the vocabulary, and of the same positions as tokens [...]."""
@@ -85,13 +87,22 @@ class NoiseProcess(ABC):
             )
 
     def check_data(self, x: Tensor) -> None:
-        """On the CPU, that clean tokens hold no special one: no formula here is for those."""
-        if self.special_ids and x.device.type == "cpu":
-            found = x[is_special(x, self.special_ids)]
-            if len(found):
-                raise UserError(
-                    f"the data holds token {int(found[0])}, which is special (the mask): data never does"
-                )
+        """On the CPU, that clean tokens are of the vocabulary and none of the special ones, which no
+        formula here is for."""
+        if x.device.type != "cpu":
+            return
+        lowest, highest = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+        if not 0 <= lowest <= highest < self.vocab.size:
+            raise UserError(
+                f"the data holds tokens {lowest}..{highest}, the vocabulary 0..{self.vocab.size - 1}"
+            )
+        special = is_special(x, self.special_ids)
+        if special.any():
+            where = special.nonzero()[0].tolist()
+            raise UserError(
+                f"the data holds token {int(x[tuple(where)])} (at {where}), which is special to the noise, "
+                "as the mask is: clean data never does; was it tokenised for another vocabulary?"
+            )
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -171,17 +182,18 @@ class NoiseProcess(ABC):
         What `probs` [B, L, N] says of special tokens is left out, as everywhere else.
         """
         self.check_logits(probs, z)
-        if probs.device.type == "cpu" and not bool((probs >= 0).all()):
-            raise UserError("a posterior needs probabilities: take the softmax of logits")
         s, t = batch_times(s, z), batch_times(t, z)
         check_order(s, t)
-        if self.special_ids:
-            probs = probs.double().index_fill(-1, self._special_tensor(probs.device), 0.0)
-            probs = probs / probs.sum(-1, keepdim=True)
+        special = torch.tensor(self.special_ids, dtype=torch.int64, device=probs.device)
+        probs = probs.double().index_fill(-1, special, 0.0)
+        total = probs.sum(-1, keepdim=True)
+        if probs.device.type == "cpu" and not bool((probs >= 0).all() and (total > 0).all()):
+            raise UserError(
+                "a posterior needs probabilities, some of them of ordinary tokens: take the softmax of "
+                "logits"
+            )
+        probs = probs / total
         return self.posterior_between(probs, z, self.coefs(s), self.coefs(t))
-
-    def _special_tensor(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.special_ids, dtype=torch.int64, device=device)
 
     def posterior_between(self, probs: Tensor, z: Tensor, at_s: Coefs, at_t: Coefs) -> Tensor:
         """`posterior` between given coefficients; `at_t` may be the terminal ones."""

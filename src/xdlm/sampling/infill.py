@@ -9,8 +9,9 @@ from xdlm.errors import UserError
 
 MAX_HOLE = 100_000
 _HOLE = re.compile(r"<mask(?::(\d{1,12}))?>")
-#: All that somebody may have meant as a hole: a slip in writing one is not kept as text.
-_LIKE_A_HOLE = re.compile(r"<mask[^>]*>", re.IGNORECASE)
+#: All that somebody may have meant as a hole: a slip in writing one is not kept as text. An element of
+#: SVG, `<mask id="a">`, is.
+_LIKE_A_HOLE = re.compile(r"<mask\s*(?::[^>]*|[\d\s]*)>", re.IGNORECASE)
 #: Characters of a slip that an error shows: one that is closed late goes on for pages.
 _SHOWN = 40
 
