@@ -127,6 +127,7 @@ def test_logits_are_float32_under_autocast() -> None:
             assert model.head(hidden).dtype == torch.float32
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
+    assert model.to("meta").head(hidden.to("meta")).shape == (3, 5, N)  # as counters of FLOPs do
 
 
 def test_shapes_that_do_not_go_together_get_one_line() -> None:

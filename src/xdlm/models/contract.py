@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.errors import UserError
+from xdlm.ops.device import no_autocast
 from xdlm.ops.gather import take_rows
 from xdlm.ops.head import Guide
 from xdlm.structs import RowStats, Vocab
@@ -136,7 +137,7 @@ class Denoiser(nn.Module, ABC):
     def head(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] for any subset of hidden rows."""
         bias = None if self.head_bias is None else self.head_bias.float()
-        with torch.autocast(hidden.device.type, enabled=False):  # whatever the trunk ran under
+        with no_autocast(hidden):
             return F.linear(hidden.float(), self.head_weight.float(), bias)
 
     def has_own_stats(self, device: torch.device) -> bool:

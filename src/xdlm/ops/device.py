@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
@@ -29,6 +30,12 @@ def kernel_obstacle() -> str | None:
 def has_triton() -> bool:
     """Whether kernels can be compiled."""
     return kernel_obstacle() is None
+
+
+def no_autocast(where: Tensor) -> AbstractContextManager[None]:
+    """Computes as it is written, whatever the surroundings run under. Tensors without a place have none."""
+    kind = where.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def given_or(given: Tensor | None, filler: Tensor) -> Tensor:

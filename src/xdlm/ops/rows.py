@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xdlm.errors import UserError, did_you_mean
-from xdlm.ops.device import kernel_obstacle
+from xdlm.ops.device import kernel_obstacle, no_autocast
 from xdlm.structs import HeadRows, RowLosses, RowStats
 
 Impl = Literal["auto", "eager", "chunked", "fused"]
@@ -173,7 +173,7 @@ def special_tuple(mask_id: int | Sequence[int] | None) -> tuple[int, ...]:
 def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`hidden @ weight.T + bias` added up and given in float32, whatever the factors are."""
     dtype = work_dtype(hidden.dtype)
-    with torch.autocast(hidden.device.type, enabled=False):  # whatever the trunk ran under
+    with no_autocast(hidden):
         return F.linear(
             hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         )
