@@ -102,13 +102,19 @@ def paint_again(records: Sequence[EvalRecord]) -> str:
     lines = []
     for model, n, seed in dict.fromkeys((r.model, r.n, r.seed) for r in records):
         own = [r for r in records if (r.model, r.n, r.seed) == (model, n, seed)]
-        steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
-        scales = " ".join(f"{scale:g}" for scale in sorted({r.guidance or 1.0 for r in own}))
+        steps, scales = _steps_and_scales(own)
         lines.append(
             f"xdlm eval image --model {model} --data {own[0].data} --steps {steps} --guidance {scales} "
             f"--n {n} {_running(own, seed)} --records results.jsonl"
         )
     return "\n".join(lines)
+
+
+def _steps_and_scales(records: Sequence[EvalRecord]) -> tuple[str, str]:
+    """All numbers of sampling steps, and all scales of guidance."""
+    steps = sorted({r.steps or 0 for r in records})
+    scales = sorted({r.guidance or 1.0 for r in records})
+    return " ".join(map(str, steps)), " ".join(f"{scale:g}" for scale in scales)
 
 
 def train_images_again(records: Sequence[EvalRecord]) -> str:
@@ -123,8 +129,7 @@ def train_images_again(records: Sequence[EvalRecord]) -> str:
     lines = []
     for (size, kind, trained, n, dtype), own in alike.items():
         runs = " ".join(dict.fromkeys(PurePosixPath(r.model).name for r in own))
-        steps = " ".join(str(number) for number in sorted({r.steps or 0 for r in own}))
-        scales = " ".join(f"{scale:g}" for scale in sorted({r.guidance or 1.0 for r in own}))
+        steps, scales = _steps_and_scales(own)
         lines.append(
             f"python recipes/cifar10/run.py --minutes 60{size} --runs {runs} --{kind}train-steps {trained} "
             f"--{kind}steps {steps} --{kind}guidance {scales} --n {n} --precision {dtype}"
