@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -230,10 +230,11 @@ def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, c
     }
     assert len(lines) > 4
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise UserError("understood")
 
     monkeypatch.setattr("xdlm.cli.measures.draws._law", refuse)  # it would draw for minutes
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.__init__", refuse)
     monkeypatch.chdir(tmp_path)
     for line in lines:
         first, *words = line.split()
@@ -241,15 +242,14 @@ def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, c
             plain = [
                 words[2].replace("{", "").replace("}", "") if w == words[2] else w for w in words
             ]
-            missing = "understood" if words[1] == "draws" else "runs/repro/mdlm"
+            missing = {"draws": "understood", "image": words[3]}.get(words[1], "runs/repro/mdlm")
             assert missing in complaint(capsys, *plain)
         else:
             monkeypatch.setattr("sys.argv", words)
             script = runpy.run_path(str(REPOSITORY / words[0]))
-            monkeypatch.setitem(
-                script["main"].__globals__, "prepare", lambda: sys.exit("understood")
-            )
-            with pytest.raises(SystemExit, match="understood"):
+            names = inspect.unwrap(script["main"]).__globals__
+            monkeypatch.setitem(names, "prepare", lambda: None)
+            with pytest.raises(UserError, match="understood"):
                 script["main"]()
 
 

@@ -91,6 +91,14 @@ def test_a_study_of_a_cpus_size_says_so() -> None:
     assert "python recipes/cifar10/run.py --minutes 60 --lanes 2 --small --runs codes-mdlm" in page
 
 
+def test_what_images_took_stands_with_them() -> None:
+    own = list(painted("vq:runs/cifar10/codec"))
+    took = replace(own[0], metric="train_seconds", value=77.0, guidance=None, steps=None)
+    text, images = page_of([*whole(), *own, took]).split("## Images: codes")
+    assert took.model == "runs/cifar10/codes-mdlm" and "codes-mdlm" not in text
+    assert "| codes-mdlm | MDLM |" in images and "took 77 s (1.3 min) of training" in images
+
+
 def test_images_alone_make_a_page() -> None:
     page = page_of(list(painted()))
     assert (

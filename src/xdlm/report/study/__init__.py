@@ -29,7 +29,7 @@ from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
-    validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws, balance,
+    trained, validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws, balance,
     dynamics, transitions, adaptation,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
@@ -58,7 +58,7 @@ def _relative(results: Path, page: Path) -> str:
 def compose(study: Study, results: str, name: str, notes: str = "") -> tuple[str, dict[str, Plot]]:
     """The page called `name`, and its figures by name. `notes` is text of people, such as what was tried
     where a finding does not hold; it stands at the end, as it is."""
-    found = [section(study) for section in (trained, *(TEXT if study.has_text else ()), *IMAGES)]
+    found = [section(study) for section in (*(TEXT if study.has_text else ()), *IMAGES)]
     sections = [section for section in found if section is not None]
     findings = [finding for section in sections for finding in section.findings]
     at = f", at training step {study.step:,}" if study.has_text else ""

@@ -14,7 +14,7 @@ from xdlm.report.study.commands import is_coded, paint_again, train_images_again
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM, ranked
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.paper import PaperTable
-from xdlm.report.study.trained import alike
+from xdlm.report.study.trained import alike, painting_took
 from xdlm.report.study.verdict import Finding, below, estimate
 
 #: What must agree between all images of a table.
@@ -75,7 +75,10 @@ def _section(
     remark: str = "",
 ) -> Section:
     check_alike(records, _ALIKE, "images")
-    parts = [f"{_about(study, records, kind)} {alike(records)} {remark}".strip()]
+    parts = [
+        f"{_about(study, records, kind)} {alike(records)} {remark}".strip(),
+        *painting_took(study, records),
+    ]
     for scale, table in tables.items():
         cells = _cells(records, "fid", scale)
         if cells:

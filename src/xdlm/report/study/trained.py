@@ -13,7 +13,7 @@ from xdlm.report.comparison import method_of
 from xdlm.report.study import paper
 from xdlm.report.study.beside import plot_curves
 from xdlm.report.study.collection import Study, seed_of
-from xdlm.report.study.commands import train_again, train_images_again
+from xdlm.report.study.commands import train_again
 from xdlm.report.study.page import Section, missing
 from xdlm.report.study.verdict import estimate
 from xdlm.report.tables import markdown_table
@@ -29,15 +29,21 @@ _ASIDE = {
 }  # fmt: skip
 
 
+#: Commands of a study of images that are of no model: real images, their codec, and pictures of all.
+_OF_ALL_IMAGES = {"real", "codec", "paint"}
+
+
 def trained(study: Study) -> Section:
+    """Models of text; sections of images tell of theirs."""
+    times = _text_seconds(study)
     parts = [
         *what_it_took(study),
-        *(_of_text(study) if study.has_text else ()),
-        *missing(_ends(study), train_seconds(study), "device time of training"),
+        *_of_text(study),
+        *missing(_ends(study), times, "device time of training"),
     ]
     curves = {
         method_of(r): study.curves[name]
-        for r in study.last if (name := PurePosixPath(r.model).name) in study.curves
+        for r in study.last if (name := _name(r.model)) in study.curves
     }  # fmt: skip
     figures = {"losses": partial(plot_curves, curves)} if curves else {}
     return Section(
@@ -45,8 +51,8 @@ def trained(study: Study) -> Section:
         (),
         parts,
         figures=figures,
-        records=list(train_seconds(study).values()),
-        command=train_again(study) if study.has_text else train_images_again(study.painted),
+        records=list(times.values()),
+        command=train_again(study),
     )
 
 
@@ -56,21 +62,56 @@ def train_seconds(study: Study) -> dict[str, EvalRecord]:
 
 
 def what_it_took(study: Study) -> list[str]:
-    """A table of all models, and the time of all commands."""
-    ends, times = _ends(study), train_seconds(study)
+    """A table of all models of text, and the time of their commands."""
+    ends, times = _ends(study), _text_seconds(study)
     models = list(dict.fromkeys([*ends, *times]))
-    names = [PurePosixPath(model).name for model in models]
-    rows = [
-        [*_row(ends.get(model), times.get(model)), _measured(study, name)]
-        for model, name in zip(models, names, strict=True)
-    ]
-    training = math.fsum(r.value or 0.0 for r in times.values())
-    measuring = math.fsum(s for command, s in study.seconds.items() if command not in names)
+    others = {*map(_name, _painted(study)), *_OF_ALL_IMAGES}
+    commands = {command: s for command, s in study.seconds.items() if _whose(command) not in others}
+    return _took(study, {model: (ends.get(model), times.get(model)) for model in models}, commands)
+
+
+def painting_took(study: Study, records: Sequence[EvalRecord]) -> list[str]:
+    """The same of the models of some images."""
+    ends, times = {r.model: r for r in _last(records)}, train_seconds(study)
+    own = set(map(_name, ends))
+    commands = {command: s for command, s in study.seconds.items() if _whose(command) in own}
+    return _took(study, {model: (end, times.get(model)) for model, end in ends.items()}, commands)
+
+
+def _took(
+    study: Study,
+    models: Mapping[str, tuple[EvalRecord | None, EvalRecord | None]],
+    commands: Mapping[str, float],
+) -> list[str]:
+    """A line for each model, from a record of its end and one of the time of its training."""
+    rows = [[*_row(*both), _measured(study, _name(model))] for model, both in models.items()]
+    training = math.fsum(time.value or 0.0 for _, time in models.values() if time is not None)
+    names = set(map(_name, models))
+    measuring = math.fsum(s for command, s in commands.items() if command not in names)
     return [
         markdown_table(_COLUMNS, rows),
         f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
         "of them at a time on one device.",
     ]
+
+
+def _text_seconds(study: Study) -> dict[str, EvalRecord]:
+    painted = _painted(study)
+    return {model: r for model, r in train_seconds(study).items() if model not in painted}
+
+
+def _painted(study: Study) -> set[str]:
+    """Models of images."""
+    return {r.model for r in study.painted}
+
+
+def _name(model: str) -> str:
+    """Of a run, which its commands begin with."""
+    return PurePosixPath(model).name
+
+
+def _whose(command: str) -> str:
+    return command.partition(".")[0]
 
 
 def _of_text(study: Study) -> list[str]:
@@ -109,7 +150,7 @@ def _row(record: EvalRecord | None, time: EvalRecord | None) -> list[str]:
     tokens = details.get("tokens", one.step * batch * length if batch and length else None)
     size = f", {details['parameters'] / 1e6:.1f} M" if "parameters" in details else ""
     return [
-        PurePosixPath(one.model).name,
+        _name(one.model),
         method_of(one) if "process" in config else "none",
         f"{_shape(model)}{size}".strip(", "),
         f"{one.step:,}",
