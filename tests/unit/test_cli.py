@@ -68,6 +68,7 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["smaple"], "did you mean 'sample'"),
         (["sample", "--step", "4"], "did you mean '--steps'"),
         (["sample", "--stp", "3"], "did you mean '--steps'?"),
+        (["sample", "--stp=3"], "did you mean '--steps'?"),
         (["sample", "--stp"], "did you mean '--stop'?"),
         (["sample", "--no-stpo"], "did you mean '--no-stop'?"),
         (["sample", "--steps", "many"], "--steps takes a whole number, got 'many'"),

@@ -6,7 +6,7 @@ import io
 import operator
 import re
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from textwrap import dedent
@@ -35,19 +35,34 @@ def parse(
         import tyro
     except ImportError as error:
         raise UserError("the command line needs tyro: pip install tyro") from error
+    # Of several kinds, that of the default.
+    more: dict[str, Any] = {}
+    if default is not None:
+        more = {"default": default, "config": (tyro.conf.AvoidSubcommands,)}
+
+    def read(words: list[str]) -> T:
+        return tyro.cli(cls, args=words, prog=prog, description=description, **more)
+
     complaint = io.StringIO()  # tyro draws boxes
     try:
         with redirect_stderr(complaint):
-            if default is None:
-                return tyro.cli(cls, args=arguments, prog=prog, description=description)
-            return tyro.cli(
-                cls, args=arguments, prog=prog, description=description, default=default,
-                config=(tyro.conf.AvoidSubcommands,),  # of several kinds, that of the default
-            )  # fmt: skip
+            return read(arguments)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UserError(one_line(complaint.getvalue())) from stop
+        said = complaint.getvalue()
+    if (
+        "Unrecognized options" in said
+    ):  # it knows what was meant by `--stepz 4`, but not by `--stepz=4`
+        apart = [word for each in arguments for word in _value_apart(each)]
+        with redirect_stderr(again := io.StringIO()), suppress(SystemExit):
+            read(apart)
+        said = again.getvalue() or said
+    raise UserError(one_line(said))
+
+
+def _value_apart(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--") else [word]
 
 
 def positional() -> Any:
