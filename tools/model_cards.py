@@ -5,6 +5,7 @@ Usage::
     xdlm eval ppl --model pocket-xdlm --draws 2 --row-nats --records results/pocket.jsonl
     xdlm eval gen --model pocket-xdlm --judge pocket-judge models/SmolLM2-135M-Instruct \\
         --steps 4 8 16 64 --n 256 256 256 512 --records results/pocket.jsonl
+    xz -9e results/pocket.jsonl
     python tools/model_cards.py
 
 The same for the other three (the judge has a perplexity alone). Every figure on a card is of a record, of
@@ -27,7 +28,7 @@ from xdlm.evaluation.records import EvalRecord, read_records
 from xdlm.report.tables import markdown_table, with_error
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDS = ROOT / "results" / "pocket.jsonl"
+RECORDS = ROOT / "results" / "pocket.jsonl.xz"
 TIMES = ROOT / "results" / "pocket-seconds.csv"
 README = ROOT / "README.md"
 KINDS = {

@@ -12,7 +12,7 @@ from xdlm.evaluation.records import read_records
 
 ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "tools" / "model_cards.py"))
-RECORDS = read_records(ROOT / "results" / "pocket.jsonl")
+RECORDS = read_records(ROOT / "results" / "pocket.jsonl.xz")
 
 
 @pytest.mark.parametrize("kind", TOOL["KINDS"])
