@@ -13,7 +13,8 @@ from studies import config, page_of, verdicts, whole
 from xdlm import UserError
 from xdlm.cli.main import main
 from xdlm.evaluation.records import EvalRecord, append_records
-from xdlm.report.study import paper
+from xdlm.report.study import compose, paper
+from xdlm.report.study.collection import collect
 from xdlm.report.study.paper import PaperTable
 
 TABLES: dict[str, dict[float, PaperTable]] = {
@@ -94,9 +95,16 @@ def test_a_study_of_a_cpus_size_says_so() -> None:
 def test_what_images_took_stands_with_them() -> None:
     own = list(painted("vq:runs/cifar10/codec"))
     took = replace(own[0], metric="train_seconds", value=77.0, guidance=None, steps=None)
-    text, images = page_of([*whole(), *own, took]).split("## Images: codes")
+    study = replace(collect([*whole(), *own, took]), seconds={
+        "codec": 1.0, "real.measure": 2.0, "codes-xdlm-k0.1": 4.0, "codes-xdlm-k0.1.measure": 120.0,
+        "mdlm.ppl": 60.0,
+    })  # fmt: skip
+    text, images = compose(study, "results/repro", "RESULTS.md")[0].split("## Images: codes")
+    assert "and 60 s (1.0 min) of measuring" in text
     assert took.model == "runs/cifar10/codes-mdlm" and "codes-mdlm" not in text
-    assert "| codes-mdlm | MDLM |" in images and "took 77 s (1.3 min) of training" in images
+    assert "| codes-mdlm | MDLM |" in images and (
+        "took 77 s (1.3 min) of training and 120 s (2.0 min) of measuring" in images
+    )
 
 
 def test_images_alone_make_a_page() -> None:

@@ -87,7 +87,7 @@ class Study:
 
     @property
     def methods(self) -> list[str]:
-        return _ordered({method_of(record) for record in self.trained})
+        return ordered({method_of(record) for record in self.trained})
 
     @property
     def has_text(self) -> bool:
@@ -172,7 +172,7 @@ def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Gri
     found: Grid[K] = {}
     for record in records:
         found.setdefault(method_of(record), {})[place(record)] = estimate(record)
-    return {method: found[method] for method in _ordered(found)}
+    return {method: found[method] for method in ordered(found)}
 
 
 def read_study(folder: Path) -> Study:
@@ -239,7 +239,7 @@ def collect(raw: Sequence[EvalRecord]) -> Study:
     own = [
         r for r in raw if r.metric in ("ppl", _TRANSITIONS, *GENERATED) and "process" in r.config
     ]
-    order = {method: place for place, method in enumerate(_ordered(map(method_of, own)))}
+    order = {method: place for place, method in enumerate(ordered(map(method_of, own)))}
     own = sorted(averaged(own), key=lambda record: order[method_of(record)])
     resampled = [r for r in own if FOREIGN in (r.sampler or "")]
     native = [r for r in own if FOREIGN not in (r.sampler or "")]
@@ -342,7 +342,7 @@ def _row_by_row(records: list[EvalRecord]) -> list[EvalRecord]:
     return [replace(r, row_nats=None) for r in records]
 
 
-def _ordered(methods: Iterable[str]) -> list[str]:
+def ordered(methods: Iterable[str]) -> list[str]:
     """In the paper's order; others behind."""
     there = set(methods)
     return [*(m for m in METHODS if m in there), *sorted(there - set(METHODS))]

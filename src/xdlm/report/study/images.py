@@ -9,7 +9,7 @@ from xdlm.errors import UserError
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import PAINTED, check_alike, method_of
 from xdlm.report.study import paper
-from xdlm.report.study.collection import Grid, Study, grid
+from xdlm.report.study.collection import Grid, Study, grid, ordered
 from xdlm.report.study.commands import is_coded, paint_again, train_images_again
 from xdlm.report.study.likelihood import MASKED, MIXED, UNIFORM, ranked
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
@@ -122,7 +122,9 @@ def _of(study: Study, *, coded: bool) -> list[EvalRecord]:
                 "keep the records of one"
             )
     last = {model: max(r.step for r in own if r.model == model) for model in models.values()}
-    return [r for r in own if r.step == last[r.model]]
+    return [
+        r for m in ordered(models) for r in own if r.model == models[m] and r.step == last[r.model]
+    ]
 
 
 def _cells(records: Sequence[EvalRecord], metric: str, scale: float) -> Grid[int]:

@@ -66,16 +66,16 @@ def what_it_took(study: Study) -> list[str]:
     ends, times = _ends(study), _text_seconds(study)
     models = list(dict.fromkeys([*ends, *times]))
     others = {*map(_name, _painted(study)), *_OF_ALL_IMAGES}
-    commands = {command: s for command, s in study.seconds.items() if _whose(command) not in others}
+    commands = {c: s for c, s in study.seconds.items() if not _is_of(c, others)}
     return _took(study, {model: (ends.get(model), times.get(model)) for model in models}, commands)
 
 
 def painting_took(study: Study, records: Sequence[EvalRecord]) -> list[str]:
     """The same of the models of some images."""
-    ends, times = {r.model: r for r in _last(records)}, train_seconds(study)
-    own = set(map(_name, ends))
-    commands = {command: s for command, s in study.seconds.items() if _whose(command) in own}
-    return _took(study, {model: (end, times.get(model)) for model, end in ends.items()}, commands)
+    times = train_seconds(study)
+    ends = {r.model: (r, times.get(r.model)) for r in _last(records)}
+    commands = {c: s for c, s in study.seconds.items() if _is_of(c, set(map(_name, ends)))}
+    return _took(study, ends, commands)
 
 
 def _took(
@@ -87,7 +87,7 @@ def _took(
     rows = [[*_row(*both), _measured(study, _name(model))] for model, both in models.items()]
     training = math.fsum(time.value or 0.0 for _, time in models.values() if time is not None)
     names = set(map(_name, models))
-    measuring = math.fsum(s for command, s in commands.items() if command not in names)
+    measuring = math.fsum(s for c, s in commands.items() if c not in names)
     return [
         markdown_table(_COLUMNS, rows),
         f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
@@ -110,8 +110,8 @@ def _name(model: str) -> str:
     return PurePosixPath(model).name
 
 
-def _whose(command: str) -> str:
-    return command.partition(".")[0]
+def _is_of(command: str, runs: Iterable[str]) -> bool:
+    return any(command == run or command.startswith(f"{run}.") for run in runs)
 
 
 def _of_text(study: Study) -> list[str]:
