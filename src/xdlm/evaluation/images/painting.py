@@ -132,7 +132,7 @@ def measure(
     score = None
     if isinstance(network, Inception) and network.classes is not None:
         score = InceptionScore(plan.n, network.logits)
-    with progress(f"{plan.steps} steps") as show:
+    with progress(plan.model if plan.steps is None else f"{plan.steps} steps") as show:
         found = features_of(
             network, images(), n=plan.n, on_images=lambda done: show(done, plan.n),
             on_features=None if score is None else score.add,
