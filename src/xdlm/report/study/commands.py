@@ -122,7 +122,7 @@ def train_images_again(records: Sequence[EvalRecord]) -> str:
     alike: dict[tuple[str, str, int, int, str], list[EvalRecord]] = {}
     for r in records:
         if r.guidance is not None:
-            size = " --lanes 2 --small" if r.model.startswith(_SMALL) else ""
+            size = "120 --lanes 2 --small" if r.model.startswith(_SMALL) else "60"
             kind = "code-" if is_coded(r) else ""
             key = (size, kind, r.config["train"]["steps"], r.n, r.dtype)
             alike.setdefault(key, []).append(r)
@@ -131,7 +131,7 @@ def train_images_again(records: Sequence[EvalRecord]) -> str:
         runs = " ".join(dict.fromkeys(PurePosixPath(r.model).name for r in own))
         steps, scales = _steps_and_scales(own)
         lines.append(
-            f"python recipes/cifar10/run.py --minutes 60{size} --runs {runs} --{kind}train-steps {trained} "
+            f"python recipes/cifar10/run.py --minutes {size} --runs {runs} --{kind}train-steps {trained} "
             f"--{kind}steps {steps} --{kind}guidance {scales} --n {n} --precision {dtype}"
         )
     return "\n".join(lines)
