@@ -207,6 +207,48 @@ def test_images_of_a_data_set_are_measured(folder: Path, monkeypatch, capsys) ->
         assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_what_is_to_be_measured_is_found_before_features_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    network = Toy()
+    network.classes = None
+    monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+    source, codec = str(folder / "some.png"), str(folder / "own-codec")
+    save_codec(small(), Path(codec))
+    real = ("--data", source, "--side", "8", "--images")
+    cases = {
+        (*real, "absent.png"): "no images at absent.png",
+        (*real, source, "--codec", "absent"): "no codec at absent",
+        (*real, source, "--codec", codec, "--side", "1"): "a side that is a multiple of 2, not 1",
+        (*real, source, "--limit", "3"): "3 images are too few, 4 are needed",
+        ("--model", str(folder / "run"), "--limit", "3"): "3 images are too few",
+    }
+    for flags, message in cases.items():
+        with pytest.raises(SystemExit) as stop:
+            main(["eval", "image", *flags, "--device", "cpu"])
+        told = capsys.readouterr().err
+        assert stop.value.code == 2 and message in told and told.count("\n") == 1
+    assert network.calls == 0
+
+
+def test_a_model_is_compared_with_what_it_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Toy()
+    network.classes = None
+    monkeypatch.setattr(command, "load_inception", lambda weights, device: network)
+    config = recipe(tmp_path, UNET)
+    config = replace(config, data=replace(config.data, limit=6))
+    make_trainer(config, tokenizer_of(config.data)).run()
+    words = ["eval", "image", "--model", str(tmp_path / "run"), "--n", "4", "--steps", "1", "--device",
+             "cpu", "--records"]  # fmt: skip
+    for i, (flags, n) in enumerate(
+        {(): 6, ("--limit", "5"): 5, ("--data", config.data.train): 12}.items()
+    ):
+        main([*words, str(tmp_path / f"{i}.jsonl"), *flags])
+        assert read_records(tmp_path / f"{i}.jsonl")[1].details["reference_n"] == n
+
+
 def test_bad_measures_get_one_line(folder: Path, capsys: pytest.CaptureFixture) -> None:
     cases = {
         ("--n", "1"): "--n must lie in 4",

@@ -7,6 +7,7 @@ import json
 import pickle
 import pickletools
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from xdlm.cli.train import make_trainer
 from xdlm.config import DataConfig, RunConfig, dump_config, parse_config
 from xdlm.data import load_images
 from xdlm.errors import UserError
+from xdlm.evaluation.likelihood import likelihood
 from xdlm.tokens import Pixels, read_tokenizer
 from xdlm.training.checkpoint import open_checkpoint
 from xdlm.training.trained import read_trained
@@ -252,6 +254,15 @@ def test_classes_must_be_those_of_the_data(tmp_path: Path) -> None:
     config = recipe(tmp_path, DIT.replace("n_classes: 3", "n_classes: 2"))
     with pytest.raises(UserError, match=r"labels go up to 2, but model\.n_classes is 2"):
         make_trainer(config, tokenizer_of(config.data))
+    known = parse_config(dump_config(config).replace("n_classes: 2", "n_classes: 3"))
+    trainer = make_trainer(known, tokenizer_of(known.data))
+    save_image(grid(some_images(4, 8), 2), tmp_path / "other.png")
+    (tmp_path / "other_labels.json").write_text("[0, 1, 3, 2]")
+    held_out = replace(known, data=replace(known.data, val=str(tmp_path / "other.png")))
+    with pytest.raises(UserError, match=r"labels go up to 3, but model\.n_classes is 3"):
+        make_trainer(held_out, tokenizer_of(known.data))
+    with pytest.raises(UserError, match="labels go up to 3"):
+        likelihood(trainer.model, trainer.process, load_images(held_out.data.val, Pixels(8)))
     (tmp_path / "some_labels.json").unlink()
     with pytest.raises(UserError, match="needs data with labels"):
         make_trainer(config, tokenizer_of(config.data))

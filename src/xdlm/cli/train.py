@@ -100,6 +100,7 @@ def make_trainer(config: RunConfig, tokenizer: Tokenizer, world: World | None = 
     val = read_rows(data.val, tokenizer, data)
     if len(val) == 0:
         raise UserError(f"the validation text {data.val} is shorter than one row of {data.length}")
+    val.check_classes(config.model.n_classes)
 
     def validate(trainer: Trainer) -> tuple[float, float]:
         result = likelihood(

@@ -134,6 +134,13 @@ class Rows:
         """The classes of some rows, [n]; None where they have none."""
         return None
 
+    def check_classes(self, known: int) -> None:
+        """That a model with so many classes knows those of all rows; one that has none ignores them."""
+        if 0 < known < self.n_classes:
+            raise UserError(
+                f"labels go up to {self.n_classes - 1}, but model.n_classes is {known}; raise it"
+            )
+
     def n_learned(self, indices: Sequence[int] | NDArray[np.int64]) -> int:
         """Tokens of some rows that are learned."""
         return len(indices) * self.length

@@ -127,6 +127,7 @@ def likelihood_by_passes(
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
         raise UserError("batch and max_rows must be at least 1, and the seed not negative")
+    rows.check_classes(denoiser.n_classes)
     whole, use_tail = counted_rows(rows, max_rows)
     total = whole + use_tail
     unpredicted = 0 if process is not None else 1

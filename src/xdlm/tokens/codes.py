@@ -48,6 +48,11 @@ class Codes:
     def of_side(cls, folder: str, side: int) -> Codes:
         """For images of so many pixels along a side."""
         codec = load_codec(Path(folder))
+        if side < 1 or side % codec.config.shrink:
+            raise UserError(
+                f"{folder} takes images with a side that is a multiple of {codec.config.shrink}, not "
+                f"{side}"
+            )
         return cls(folder, side, _stated_hash(folder), codec)
 
     @classmethod

@@ -79,7 +79,9 @@ class Trainer:
                 f"the training text has {rows.n_tokens} tokens, fewer than one row of "
                 f"{config.data.length}; give more text or a smaller data.length"
             )
-        _check_classes(config.model.n_classes, rows.n_classes)
+        if config.model.n_classes and not rows.n_classes:
+            raise UserError("model.n_classes needs data with labels, and this has none; remove it")
+        rows.check_classes(config.model.n_classes)
         self.config, self.tokenizer, self.rows = config, tokenizer, rows
         self.world = world if world is not None else World()
         self._share = self.world.share(config.train.batch)
@@ -371,14 +373,6 @@ class Trainer:
         read_start(checkpoint, self.config, weights)
         for name, average in self.ema.average.items():
             average.copy_(trained[name].detach())
-
-
-def _check_classes(known: int, there: int) -> None:
-    """That the data has the classes that a model knows; one that knows none ignores them."""
-    if known and not there:
-        raise UserError("model.n_classes needs data with labels, and this has none; remove it")
-    if known and there > known:
-        raise UserError(f"labels go up to {there - 1}, but model.n_classes is {known}; raise it")
 
 
 def _mixed_seed(*numbers: int) -> int:

@@ -15,7 +15,7 @@ from xdlm.cli.measures.common import check_target, show_table, with_error
 from xdlm.cli.measures.held import Held
 from xdlm.cli.options import check_seed, parse
 from xdlm.cli.progress import progress
-from xdlm.data import load_images
+from xdlm.data import ImageRows, load_images
 from xdlm.errors import UserError
 from xdlm.evaluation.cost import training_cost
 from xdlm.evaluation.images import (
@@ -56,8 +56,8 @@ examples:
   xdlm eval image --images cifar10:test --data cifar10:train
   xdlm eval image --model runs/cpu-pixels --n 64 --steps 8 --data cifar10:test --samples pictures/
 """
-#: Images in a picture of samples.
-_SHOWN = 100
+#: Images in a picture of samples, and the fewest of a set that precision and recall can be told of.
+_SHOWN, _FEWEST = 100, 4
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Options:
     data: str | None = None
     """Images to compare with; by default those that the model was trained on, without mirror images."""
     limit: int | None = None
-    """Compare with only so many of them."""
+    """Compare with only so many of them; by default with as many as the model was trained on, or all."""
     temperature: float = 1.0
     """Below 1 sharpens predictions, above 1 flattens them."""
     top_p: float = 1.0
@@ -127,8 +127,12 @@ def run(arguments: list[str]) -> None:
     for scale in options.guidance:
         model.check_guidance(scale)
     network = _network(options, model.denoiser.device)
-    source = options.data if options.data is not None else model.config.data.train
-    reference = _reference(source, model.tokenizer.side, network, options)
+    trained = model.config.data
+    source, limit = options.data, options.limit
+    if source is None:
+        source, limit = trained.train, trained.limit if limit is None else limit
+    rows = _rows(source, model.tokenizer.side, limit)
+    reference = _reference(source, rows, network, options)
     cost = training_cost(model, options.model, find_checkpoint(options.model))
     if cost is not None:
         held.add([cost])
@@ -154,14 +158,13 @@ def _measure_data(options: Options, source: str, held: Held) -> None:
     if options.data is None:
         raise UserError("--images needs --data: what are they compared with?")
     device = pick_device(options.device)
-    network = _network(options, device)
-    reference = _reference(options.data, options.side, network, options)
-    with progress(f"reading {source}") as show:
-        rows = load_images(source, Pixels(options.side), limit=options.n, on_progress=show)
     codes = None
     if options.codec is not None:
-        codes = Codes.of_side(options.codec, options.side)
-        codes.codec.to(device)
+        codes = Codes.of_side(options.codec, options.side).to(device)
+    rows = _rows(source, options.side, options.n)
+    compared = _rows(options.data, options.side, options.limit)
+    network = _network(options, device)
+    reference = _reference(options.data, compared, network, options)
     plan = plan_real(source, codes, rows, network, reference, seed=options.seed, device=device)
     records = _once(plan, network, reference, real_images(rows, codes), held)
     table = Table(*_columns(network))
@@ -209,8 +212,8 @@ def _samplers(options: Options) -> list[SamplerConfig]:
     """Every number of steps with every scale; bad numbers are found before anything is opened."""
     if not options.steps or not options.guidance:
         raise UserError("--steps and --guidance need at least one number each")
-    if not 4 <= options.n <= MAX_IMAGES or options.batch < 1:
-        raise UserError(f"--n must lie in 4..{MAX_IMAGES:,} and --batch be at least 1")
+    if not _FEWEST <= options.n <= MAX_IMAGES or options.batch < 1:
+        raise UserError(f"--n must lie in {_FEWEST}..{MAX_IMAGES:,} and --batch be at least 1")
     check_seed(options.seed)
     return [
         SamplerConfig(
@@ -222,9 +225,16 @@ def _samplers(options: Options) -> list[SamplerConfig]:
     ]  # fmt: skip
 
 
-def _reference(source: str, side: int, network: Inception, options: Options) -> Reference:
+def _rows(source: str, side: int, limit: int | None) -> ImageRows:
+    """Read and counted before hours of work."""
     with progress(f"reading {source}") as show:
-        rows = load_images(source, Pixels(side), limit=options.limit, on_progress=show)
+        rows = load_images(source, Pixels(side), limit=limit, on_progress=show)
+    if len(rows) < _FEWEST:
+        raise UserError(f"{source}: {len(rows)} images are too few, {_FEWEST} are needed")
+    return rows
+
+
+def _reference(source: str, rows: ImageRows, network: Inception, options: Options) -> Reference:
     with progress(f"features of {source}") as show:
         features = reference_features(
             network, rows, cache=None if options.cache is None else Path(options.cache),
