@@ -233,7 +233,7 @@ def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, c
     def refuse(*_: object, **__: object) -> None:
         raise UserError("understood")
 
-    monkeypatch.setattr("xdlm.cli.measures.draws._law", refuse)  # it would draw for minutes
+    monkeypatch.setattr("xdlm.cli.measures.draws.open_law", refuse)  # it would draw for minutes
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.__init__", refuse)
     monkeypatch.chdir(tmp_path)
     for line in lines:

@@ -367,6 +367,12 @@ def squares(values: Tensor) -> Tensor:
     return values.diff() ** 2 / 2 if len(values) == 2 else values.diff(n=2) ** 2 / 6
 
 
+def row_order(rows: Rows, seed: int) -> NDArray[np.int64]:
+    """The numbers of the rows that `row_nats` are of, where all rows are read."""
+    groups = _groups(len(rows), len(rows), False, _seed_of_text(seed, rows))
+    return np.concatenate([group for group in groups if len(group) > 1])
+
+
 def _seed_of_text(seed: int, rows: Rows) -> int:
     digest = hashlib.sha256(f"{seed} {rows.digest}".encode()).digest()
     return int.from_bytes(digest[:7], "big")

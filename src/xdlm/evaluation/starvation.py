@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xdlm.evaluation.known_law import Law
+from xdlm.evaluation.known_law import IndependentLaw
 from xdlm.noise import NoiseProcess
 from xdlm.noise.process import Bridge
 from xdlm.sampling.reverse import Leg, time_grid
@@ -52,7 +52,7 @@ class Classes(NamedTuple):
         return float((of_laws * self.positions).sum() / self.positions.sum())
 
 
-def classes_of(law: Law, n: int = _CLASSES) -> Classes:
+def classes_of(law: IndependentLaw, n: int = _CLASSES) -> Classes:
     """Ranks from 1 to V, in at most `n` classes."""
     size = len(law.weight)
     edges = torch.logspace(0, 1, n + 1, base=size, dtype=torch.float64).round().long() - 1

@@ -6,33 +6,33 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
 
 from xdlm import __version__
-from xdlm.api import MAX_LENGTH, MAX_SAMPLES
+from xdlm.api import MAX_SAMPLES
 from xdlm.cli.measures.common import check_target, keep, show_table, with_error
+from xdlm.cli.measures.laws import LawOptions, check_law, open_law
 from xdlm.cli.options import check_seed, parse
-from xdlm.cli.progress import progress, waiting
+from xdlm.cli.progress import progress
 from xdlm.config import ProcessConfig
-from xdlm.data import open_source
 from xdlm.errors import UserError
 from xdlm.evaluation.generation import Mean
-from xdlm.evaluation.judges import CausalJudge
 from xdlm.evaluation.known_law import (
+    BOUND,
     CALCULATED,
     ENTROPY,
+    EXCESS,
     PERPLEXITY,
     ZIPF,
     Faithfulness,
+    IndependentLaw,
     Law,
     draw_texts,
-    faithfulness,
-    next_tokens,
-    zipf,
 )
+from xdlm.evaluation.markov_law import MarkovLaw, bound_of
 from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.records import EvalRecord
 from xdlm.evaluation.starvation import classes_of, starved_nats
@@ -45,40 +45,37 @@ In any number of steps and under every noise their perplexity under the law shou
 it is not, that is the sampler's doing, and will be part of all that is measured of its texts.
 
 Each position has a law of its own, independent of all others: Zipf's, or what a language model says of the
-next token of a real text.
+next token of a real text. Or tokens depend on each other (--law markov): a hidden Markov model learns a
+text, and what is ideal to predict in texts of its law is calculated. No network is trained and nobody
+judges: what few steps cost is the noise's doing, and what is off in many steps the sampler's.
 
 examples:
   xdlm eval draws --steps 8 64 --length 128 --tokens 5000
   xdlm eval draws --process.kind masked --impl gumbel --steps 8 128 1024 --n 2 --records draws.jsonl
   xdlm eval draws --law models/gpt2-large --data wikitext2:test --impl gumbel --steps 8 1024
   xdlm eval draws --process.kind uniform --impl gumbel --calculate --steps 8 1024
+  xdlm eval draws --law markov --length 64 --n 64 --steps 4 16 64 --bound 64 --keep-law novels.safetensors
+  xdlm eval draws --law novels.safetensors --process.kind masked --length 64 --n 64 --steps 4 16 64
 """
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(LawOptions):
     process: ProcessConfig = field(default_factory=ProcessConfig)
     """The noise that is undone."""
-    law: str = ZIPF
-    """zipf, or a folder with a causal language model, or a .gguf file."""
-    tokens: int = 50257
-    """zipf: in the vocabulary."""
-    exponent: float = 1.0
-    """zipf: of a token's rank."""
-    data: str = "corpus:heldout"
-    """The real text that a language model reads; its beginning is enough."""
     steps: tuple[int, ...] = (8, 32, 128)
     """Numbers of sampling steps; the final denoise comes on top."""
     n: int = 1
     """Texts per number of steps."""
-    length: int = 1024
-    """Positions of a text."""
     impl: str = THINNED
     """How tokens are drawn: thinned is fast, dense its slow twin of the same law; gumbel draws as published
     implementations do, by float32 noise that starves rare tokens."""
     calculate: bool = False
     """Do not draw, but calculate what float32 noise (--impl gumbel) makes of the law: without chance, and
     exactly where little of a position's weight moves in a step."""
+    bound: int = 0
+    """markov: on so many texts of the law, how tight the bound on their likelihood is, given ideal
+    predictions."""
     seed: int = 0
     """Decides every draw."""
     device: str = "auto"
@@ -92,21 +89,61 @@ def run(arguments: list[str]) -> None:
     _check(options)
     check_target(options.records)
     device = pick_device(options.device)
-    law = _law(options, device)
-    process = options.process.build(options.process.vocab(len(law.weight)))
+    law = open_law(options, device)
+    process = options.process.build(options.process.vocab(law.n_tokens))
     assert process is not None, "it has noise"
-    table, expected = Table("steps", "perplexity under the law", "entropy of a text"), math.nan
-    measured = _calculated if options.calculate else _drawn
-    for steps, found in measured(options, law, process, device):
+    table, remarks = Table("steps", "perplexity under the law", "entropy of a text"), []
+    for steps, found in _measured(options, law, process, device):
         keep(options.records, *_records(options, law, steps, found, device))
         entropy = "" if found.entropy is None else with_error(*_pair(found.entropy), 3)
         table.add_row(f"{steps}", with_error(*_pair(found.perplexity)), entropy)
-        expected = found.expected
-    how = f"{options.n} x {len(law.states):,} tokens, drawn by {options.impl}"
+        remarks = [_own(found)]
+    if options.bound:
+        remarks.append(_bound(options, law, process, device))
+    how = f"{options.n} x {options.length:,} tokens, drawn by {options.impl}"
     show_table(
-        table, f"{law.name}, {'calculated for float32 noise' if options.calculate else how}",
-        f"The law's own perplexity is {expected:,.2f}.",
+        table,
+        f"{law.name}, {'calculated for float32 noise' if options.calculate else how}",
+        *remarks,
+    )
+
+
+def _own(found: Faithfulness) -> str:
+    entropy = "" if found.own_entropy is None else (
+        f", the entropy of its texts {with_error(*_pair(found.own_entropy), 3)}"
     )  # fmt: skip
+    return f"The law's own perplexity is {with_error(*_pair(found.expected))}{entropy}."
+
+
+def _bound(options: Options, law: Law, process: NoiseProcess, device: torch.device) -> str:
+    """Of texts of the law itself, beside what the law says of the same ones."""
+    assert isinstance(law, MarkovLaw)
+    texts = law.texts(options.bound, options.length, options.seed)
+    with progress("bounding the likelihood") as show:
+        found = bound_of(law, process, texts, seed=options.seed, device=device, on_batch=show)
+    about = _about(options, law, options.bound, device)
+    known = {
+        PERPLEXITY: found.own, EXCESS: found.excess.value, f"{EXCESS}_stderr": found.excess.stderr
+    }  # fmt: skip
+    record = dataclasses.replace(
+        about, metric=BOUND, value=found.perplexity.value, stderr=found.perplexity.stderr,
+        draws=found.draws, details={**known, **about.details},
+    )  # fmt: skip
+    keep(options.records, record)
+    return (
+        f"The bound of ideal predictions on {options.bound:,} texts of the law is "
+        f"{with_error(*_pair(found.perplexity))}; the law itself says {found.own:,.2f} of them, "
+        f"{with_error(*_pair(found.excess), 4)} nats a token less."
+    )
+
+
+def _measured(
+    options: Options, law: Law, process: NoiseProcess, device: torch.device
+) -> Iterator[tuple[int, Faithfulness]]:
+    if not options.calculate:
+        return _drawn(options, law, process, device)
+    assert isinstance(law, IndependentLaw)
+    return _calculated(options, law, process)
 
 
 def _drawn(
@@ -116,20 +153,21 @@ def _drawn(
         config = SamplerConfig(steps, impl=options.impl)
         with progress(f"drawing in {steps} steps") as show:
             drawn = draw_texts(
-                law, process, config, n=options.n, seed=options.seed, device=device, on_step=show
-            )
-        yield steps, faithfulness(law, drawn)
+                law, process, config, n=options.n, length=options.length, seed=options.seed,
+                device=device, on_step=show,
+            )  # fmt: skip
+        yield steps, law.faithfulness(drawn)
 
 
 def _calculated(
-    options: Options, law: Law, process: NoiseProcess, device: torch.device
+    options: Options, law: IndependentLaw, process: NoiseProcess
 ) -> Iterator[tuple[int, Faithfulness]]:
     classes = classes_of(law)
     own = math.exp(classes.mean((classes.size * classes.p * classes.nats).sum(-1)))
     for steps in options.steps:
         with progress(f"calculating {steps} steps") as show:
             nats = starved_nats(classes, process, steps, on_step=show)
-        yield steps, Faithfulness(Mean(math.exp(nats), 0.0), own, None)
+        yield steps, Faithfulness(Mean(math.exp(nats), 0.0), Mean(own, 0.0), None)
 
 
 def _pair(mean: Mean) -> tuple[float, float | None]:
@@ -151,44 +189,44 @@ def _check(options: Options) -> None:
         raise UserError(
             "--calculate is for float32 noise, other draws keep to the law: add --impl gumbel"
         )
-    if not 1 <= options.length <= MAX_LENGTH:
-        raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
+    check_law(options)
+    if options.has_memory and options.calculate:
+        raise UserError("--calculate is for laws of independent tokens: leave it out, and draw")
+    if options.bound and not options.has_memory:
+        raise UserError("--bound is for --law markov: the others' tokens are independent")
+    if options.bound and not 2 <= options.bound <= MAX_SAMPLES:
+        raise UserError(f"--bound must be 0 or lie in 2..{MAX_SAMPLES:,}, got {options.bound}")
     if not 1 <= options.n <= MAX_SAMPLES:
         raise UserError(f"--n must lie in 1..{MAX_SAMPLES:,}, got {options.n}")
-
-
-def _law(options: Options, device: torch.device) -> Law:
-    if options.law == ZIPF:
-        return zipf(options.tokens, options.length, options.exponent)
-    with waiting(f"reading {options.law}"):
-        return next_tokens(CausalJudge(Path(options.law), device), _text(options), options.length)
-
-
-def _text(options: Options) -> str:
-    """The beginning of the real text: 16 characters for each token are more than enough."""
-    read, enough = [], 16 * options.length
-    for document in open_source(options.data).documents():
-        read.append(document)
-        enough -= len(document)
-        if enough <= 0:
-            break
-    return "\n\n".join(read)
 
 
 def _records(
     options: Options, law: Law, steps: int, found: Faithfulness, device: torch.device
 ) -> list[EvalRecord]:
     n, sampler = (0, CALCULATED) if options.calculate else (options.n, options.impl)
-    about = EvalRecord(
-        PERPLEXITY, None, None, n, options.seed, law.name, 0, "exact", "float32",
-        {"process": dataclasses.asdict(options.process)}, law.digest, __version__, commit(),
-        torch.__version__, describe(device), length=options.length, steps=steps, sampler=sampler,
-        temperature=1.0, top_p=1.0,
-        data=None if options.law == ZIPF else options.data,
-        details={PERPLEXITY: found.expected, "vocabulary": len(law.weight)},
-    )  # fmt: skip
+    about = dataclasses.replace(
+        _about(options, law, n, device), steps=steps, sampler=sampler, temperature=1.0, top_p=1.0
+    )
+    known = {PERPLEXITY: found.expected.value}
+    if found.own_entropy is not None:
+        known |= {f"{PERPLEXITY}_stderr": found.expected.stderr, ENTROPY: found.own_entropy.value}
     return [
-        dataclasses.replace(about, metric=metric, value=mean.value, stderr=mean.stderr)
+        dataclasses.replace(
+            about, metric=metric, value=mean.value, stderr=mean.stderr, details={**known, **about.details}
+        )
         for metric, mean in ((PERPLEXITY, found.perplexity), (ENTROPY, found.entropy))
         if mean is not None
-    ]
+    ]  # fmt: skip
+
+
+def _about(options: Options, law: Law, n: int, device: torch.device) -> EvalRecord:
+    """What is the same of everything that is measured."""
+    config: dict[str, Any] = {"process": dataclasses.asdict(options.process)}
+    data = None if options.law == ZIPF else options.text
+    if isinstance(law, MarkovLaw):
+        config, data = {**config, "law": law.origin}, law.origin.get("data")
+    return EvalRecord(
+        PERPLEXITY, None, None, n, options.seed, law.name, 0, "exact", "float32", config, law.digest,
+        __version__, commit(), torch.__version__, describe(device), length=options.length, data=data,
+        details={"vocabulary": law.n_tokens},
+    )  # fmt: skip

@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from xdlm.bundled import bundled_folder
 from xdlm.data import ZERO_SHOT
 from xdlm.evaluation.judges import NGRAM
-from xdlm.evaluation.known_law import CALCULATED, ZIPF
+from xdlm.evaluation.known_law import BOUND, CALCULATED, ZIPF
+from xdlm.evaluation.markov_law import MARKOV
 from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
@@ -145,25 +146,34 @@ def is_coded(record: EvalRecord) -> bool:
 def draw_known_again(records: Sequence[EvalRecord]) -> str:
     """Texts of known laws, a line for each law, noise and way to draw."""
     lines: dict[str, list[int]] = {}
-    for r in records:
-        zipf = r.model.removeprefix(f"{ZIPF}-")
-        law = (
-            f"--law models/{r.model} --data {r.data}"
-            if r.data
-            else (f"--exponent {zipf} --tokens {r.details['vocabulary']:.0f}")
-        )
-        settings = {k: v for k, v in r.config["process"].items() if v is not None}
-        noise = " ".join(f"--process.{name} {value}" for name, value in settings.items())
+    for r in (r for r in records if r.metric != BOUND):
         drawn = f"--impl {r.sampler} --n {r.n} --length {r.length} --seed {r.seed}"
         how = (
             f"--impl {GUMBEL} --calculate --length {r.length}" if r.sampler == CALCULATED else drawn
         )
-        steps = lines.setdefault(f"{law} {noise} {how}", [])
+        steps = lines.setdefault(f"{_law_and_noise(r)} {how}", [])
         steps += [r.steps or 0] * (r.steps not in steps)
-    return "\n".join(
-        f"xdlm eval draws {what} --steps {' '.join(map(str, sorted(steps)))} --records results.jsonl"
-        for what, steps in lines.items()
-    )
+    bounds = {_law_and_noise(r): f"--bound {r.n} " for r in records if r.metric == BOUND}
+    found = []
+    for what, steps in lines.items():
+        bound = next((bounds.pop(law) for law in list(bounds) if what.startswith(f"{law} ")), "")
+        numbers = " ".join(map(str, sorted(steps)))
+        found.append(f"xdlm eval draws {what} --steps {numbers} {bound}--records results.jsonl")
+    return "\n".join(found)
+
+
+def _law_and_noise(record: EvalRecord) -> str:
+    noise = {k: v for k, v in record.config["process"].items() if v is not None}
+    learned = record.config.get("law")
+    if learned is not None:
+        law = {"law": MARKOV, **learned}
+    elif record.data:
+        law = {"law": f"models/{record.model}", "data": record.data}
+    else:
+        exponent = record.model.removeprefix(f"{ZIPF}-")
+        law = {"exponent": exponent, "tokens": f"{record.details['vocabulary']:.0f}"}
+    settings = {**law, **{f"process.{name}": value for name, value in noise.items()}}
+    return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 
 def _runs(records: Sequence[EvalRecord]) -> str:
