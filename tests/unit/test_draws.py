@@ -245,7 +245,7 @@ def test_the_page_holds_texts_against_their_law(tmp_path: Path) -> None:
     assert found[f"{CLAIM} the law says"] == found[f"{CLAIM} XDLM k=0.1's"] == "holds"
     assert "| MDLM, float32 noise | 990.0 ± 19.8 | 500.0 ± 10.0 |" in page
     assert "| MDLM, exact draws |  | 1001.0 ± 20.0 |" in page
-    assert "(50,257 tokens; the law's own: 1,000.00)" in page
+    assert "(50,257 tokens; the law's own: 1000.00)" in page
     same = dict.fromkeys(LEVELS, 1000.0)
     found = verdicts(page_of_study(replace(collect(whole()), law=texts(same))))
     assert found[f"{CLAIM} XDLM k=0.1's"] == "not separated by the noise"

@@ -18,6 +18,7 @@ from xdlm.report.study.changes import transitions
 from xdlm.report.study.collection import Study, read_study
 from xdlm.report.study.course import dynamics
 from xdlm.report.study.gumbel import drawn_by_gumbel
+from xdlm.report.study.ideal import ideal_predictions
 from xdlm.report.study.images import coded_images, pixel_images
 from xdlm.report.study.judges import judges
 from xdlm.report.study.law import known_laws
@@ -29,8 +30,8 @@ from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
-    trained, validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws, balance,
-    dynamics, transitions, adaptation,
+    trained, validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws,
+    ideal_predictions, balance, dynamics, transitions, adaptation,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 
