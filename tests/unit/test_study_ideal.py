@@ -17,7 +17,10 @@ LEVELS = {
     ("XDLM k=0.1", "thinned", 4): 270.0, ("XDLM k=0.1", "thinned", 256): 100.5,
     ("MDLM", "gumbel", 256): 80.0, ("XDLM k=0.1", "gumbel", 256): 90.0,
 }  # fmt: skip
-EXCESS = {"MDLM": 0.001, "XDLM k=0.1": -0.002, "UDLM": 0.003}
+#: Of the bounds, and so of what each text came to.
+SHARES = {"MDLM": 1.0, "XDLM k=0.1": 0.99, "UDLM": 1.01}
+ROWS = [290.0 + 7 * (i % 5) for i in range(32)]
+NEAR = "Given ideal predictions, the bound of every noise is within 3 % of MDLM's"
 
 
 def about(method: str) -> dict[str, object]:
@@ -46,12 +49,14 @@ def drawn(levels: dict[tuple[str, str, int], float]) -> list[EvalRecord]:
     return found
 
 
-def bounds(excess: dict[str, float], error: float = 0.001) -> list[EvalRecord]:
-    known = {"law_ppl": 99.0, "excess_nats_stderr": error, "vocabulary": 2048}
+def bounds(shares: dict[str, float], rows: bool = True) -> list[EvalRecord]:
+    """Whose texts are hard or easy for all alike."""
+    known = {"law_ppl": 99.0, "excess_nats": 0.005, "excess_nats_stderr": 0.004, "vocabulary": 2048,
+             "tokens": 32 * 64.0}  # fmt: skip
     return [
-        of(method, "law_bound", 99.5, 0, **about(method), stderr=1.0, draws=4,
-           details={**known, "excess_nats": off})
-        for method, off in excess.items()
+        of(method, "law_bound", 99.5 * share, 0, **about(method), stderr=5.0, draws=4, details=known,
+           row_nats=[r + 64 * (share - 1) for r in ROWS] if rows else None)
+        for method, share in shares.items()
     ]  # fmt: skip
 
 
@@ -60,10 +65,9 @@ def page(law: list[EvalRecord]) -> str:
 
 
 def test_the_page_tells_the_noise_from_what_is_learned() -> None:
-    text = page([*drawn(LEVELS), *bounds(EXCESS)])
+    text = page([*drawn(LEVELS), *bounds(SHARES)])
     found, title = verdicts(text), "Given ideal predictions"
-    tight = f"{title}, the bound is tight under every noise, within 0.01 nats a token"
-    assert found[tight] == "holds"
+    assert found[NEAR] == "holds"
     assert found[f"{title}, 4 steps: XDLM k=0.1 writes better than MDLM"] == "holds"
     many = f"{title}, 256 steps: MDLM writes better than XDLM k=0.1"
     assert found[many] == "not separated by the noise"
@@ -71,8 +75,8 @@ def test_the_page_tells_the_noise_from_what_is_learned() -> None:
     assert found[noisy] == "holds"
     assert "| MDLM, exact draws | 300.0 ± 3.0 | 101.0 ± 1.0 |" in text
     assert "| XDLM k=0.1 | -10.0 % ± 1.3 | -0.5 % ± 1.4 |" in text
-    assert "| UDLM | 99.50 ± 1.00 | 99.00 | 0.0030 ± 0.0010 |" in text
-    assert "furthest off is UDLM by 0.0030 ± 0.0010" in text
+    assert "| UDLM | 100.5 ± 5.0 | +1.0 % ± 0.0 | 99.00 | 0.005 ± 0.004 |" in text
+    assert "2 others, furthest off is XDLM k=0.1, -1.0 % ±" in text
     assert "Drawn from a known law" not in text  # which is of independent tokens
     assert "figures/ideal.png" in text
     command = (
@@ -83,15 +87,14 @@ def test_the_page_tells_the_noise_from_what_is_learned() -> None:
     assert command in text
 
 
-def test_bounds_that_are_loose_or_unsure_are_told() -> None:
-    tight = (
-        "Given ideal predictions, the bound is tight under every noise, within 0.01 nats a token"
-    )
-    loose = verdicts(page([*drawn(LEVELS), *bounds({**EXCESS, "UDLM": 0.02})]))
-    assert loose[tight] == "does not hold"
-    unsure = verdicts(page([*drawn(LEVELS), *bounds(EXCESS, error=0.01)]))
-    assert unsure[tight] == "not separated by the noise"
-    assert tight not in verdicts(page(drawn(LEVELS)))
+def test_bounds_that_are_apart_or_unsure_are_told() -> None:
+    """All read the same texts, so that what is hard for all of them does not count: without what each
+    text came to, 5 % of error are too many."""
+    apart = verdicts(page([*drawn(LEVELS), *bounds({**SHARES, "UDLM": 1.1})]))
+    assert apart[NEAR] == "does not hold"
+    unsure = verdicts(page([*drawn(LEVELS), *bounds(SHARES, rows=False)]))
+    assert unsure[NEAR] == "not separated by the noise"
+    assert NEAR not in verdicts(page(drawn(LEVELS)))
 
 
 def test_texts_of_other_laws_do_not_compare() -> None:
@@ -99,4 +102,4 @@ def test_texts_of_other_laws_do_not_compare() -> None:
     with pytest.raises(UserError, match="the law markov-8: records differ in tokenizer_sha256"):
         page([replace(first, tokenizer_sha256="other"), *others])
     with pytest.raises(UserError, match="several records of law_bound for MDLM"):
-        page([*drawn(LEVELS), *bounds(EXCESS), *bounds(EXCESS)])
+        page([*drawn(LEVELS), *bounds(SHARES), *bounds(SHARES)])

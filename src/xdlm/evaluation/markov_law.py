@@ -36,7 +36,7 @@ from xdlm.data import Rows, TokensInMemory
 from xdlm.errors import UserError
 from xdlm.evaluation.generation import Mean, mean, token_entropy
 from xdlm.evaluation.known_law import Faithfulness, Law
-from xdlm.evaluation.likelihood import likelihood, row_order
+from xdlm.evaluation.likelihood import Likelihood, likelihood, row_order, squares
 from xdlm.evaluation.subject import OnProgress
 from xdlm.files import write_atomic
 from xdlm.models import Denoiser
@@ -49,6 +49,8 @@ MARKOV, SUFFIX = "markov", ".safetensors"
 _TENSORS = ("first", "next", "says")
 #: Texts of the law itself that its perplexity is told by, and how many are worked on at a time.
 _OWN_TEXTS, _AT_ONCE = 8192, 1024
+#: And how many a bound is told by at a time, which holds predictions of all their tokens.
+_ROWS = 128
 #: Nothing is impossible in float32.
 _TINY = 1e-30
 
@@ -232,7 +234,8 @@ class Bound(NamedTuple):
     """The law's perplexity of them."""
     excess: Mean
     """Nats per token by which the bound lies above; its error is over texts, each compared with itself."""
-    draws: int
+    likelihood: Likelihood
+    """The bound as it was measured, with what each text came to."""
 
 
 def bound_of(
@@ -248,13 +251,14 @@ def bound_of(
     tokens = texts.flatten().numpy().astype(np.uint32)
     rows = Rows(TokensInMemory(tokens, 0, len(texts)), texts.shape[1])
     ideal = law.ideal(process).to(device)
-    found = likelihood(ideal, process, rows, batch=32, seed=seed, on_batch=on_batch)
+    found = likelihood(ideal, process, rows, batch=_ROWS, seed=seed, on_batch=on_batch)
     truth = law.nats(texts)
     beyond = torch.tensor(found.row_nats).double() - truth[row_order(rows, seed)]
     length = texts.shape[1]
+    error = math.sqrt(float(squares(beyond).mean()) / len(beyond))
     return Bound(
         Mean(found.value, found.stderr),
         math.exp(float(truth.mean()) / length),
-        mean((beyond / length).tolist()),
-        found.draws,
+        Mean(float(beyond.mean()) / length, error / length),
+        found,
     )

@@ -123,11 +123,13 @@ def _bound(options: Options, law: Law, process: NoiseProcess, device: torch.devi
         found = bound_of(law, process, texts, seed=options.seed, device=device, on_batch=show)
     about = _about(options, law, options.bound, device)
     known = {
-        PERPLEXITY: found.own, EXCESS: found.excess.value, f"{EXCESS}_stderr": found.excess.stderr
+        PERPLEXITY: found.own, EXCESS: found.excess.value, f"{EXCESS}_stderr": found.excess.stderr,
+        "tokens": found.likelihood.n_tokens,
     }  # fmt: skip
     record = dataclasses.replace(
         about, metric=BOUND, value=found.perplexity.value, stderr=found.perplexity.stderr,
-        draws=found.draws, details={**known, **about.details},
+        draws=found.likelihood.draws, row_nats=[round(nats, 2) for nats in found.likelihood.row_nats],
+        details={**known, **about.details},
     )  # fmt: skip
     keep(options.records, record)
     return (
