@@ -110,6 +110,39 @@ def test_the_bound_of_ideal_predictions_is_tight(process: NoiseProcess) -> None:
     assert bound_of(alone, process, texts, seed=0, device=CPU).perplexity.value > 1.15 * found.own
 
 
+def test_texts_are_compared_with_themselves() -> None:
+    """Texts that differ far more than chance: in another order the differences would be as large."""
+    says = torch.tensor([[0.999, 0.0005, 0.0005], [1 / 3, 1 / 3, 1 / 3]])
+    following = torch.tensor([[0.999, 0.001], [0.001, 0.999]])
+    law = MarkovLaw("apart", torch.tensor([0.5, 0.5]), following, says)
+    texts = law.texts(512, 8, seed=0)
+    apart = float((law.nats(texts) / 8).std()) / math.sqrt(512)
+    found = bound_of(law, NOISES["masked"], texts, seed=0, device=CPU)
+    assert found.excess.stderr < 0.75 * apart and abs(found.excess.value) < 4 * found.excess.stderr
+
+
+def test_errors_are_over_texts() -> None:
+    texts = LAW.texts(64, 6, seed=0)
+    nats = LAW.nats(texts) / 6
+    found = LAW.faithfulness(texts).perplexity
+    assert found.value == pytest.approx(math.exp(nats.mean()))
+    assert found.stderr == pytest.approx(found.value * float(nats.std()) / 8)
+
+
+@every_noise
+def test_predictions_of_pure_noise_are_those_of_no_text(process: NoiseProcess) -> None:
+    """At time 1 and nowhere else, whatever the times of other rows in the batch."""
+    ideal, t = LAW.ideal(process), torch.tensor([1.0, 0.5])
+    z = torch.full((2, LENGTH), SIZE if process.vocab.mask_id is not None else 0)
+    both = ideal(z, t)[..., :SIZE].softmax(-1)
+    one, other = (ideal(z[:1], at[None])[..., :SIZE].softmax(-1)[0] for at in t)
+    torch.testing.assert_close(both, torch.stack([one, other]))
+    of_first = LAW.first @ LAW.says
+    torch.testing.assert_close(one[0], of_first)
+    if process.vocab.mask_id is None:
+        assert float((other[0] - of_first).abs().max()) > 0.01
+
+
 @every_noise
 def test_many_steps_have_the_law_and_one_has_only_its_frequencies(process: NoiseProcess) -> None:
     """In one step tokens are drawn independently of each other: their perplexity is what frequencies cost
@@ -183,7 +216,7 @@ def test_a_kept_law_is_the_same(tmp_path: Path) -> None:
     assert (kept.name, kept.origin, kept.digest) == (law.name, law.origin, law.digest)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "shape", "dtype", "sums", "origin"])
+@pytest.mark.parametrize("damage", ["cut", "other", "shape", "dtype", "sums", "zeros", "origin"])
 def test_damaged_laws_are_refused_in_one_line(damage: str, tmp_path: Path, capsys) -> None:
     from safetensors.torch import save_file
 
@@ -199,6 +232,8 @@ def test_damaged_laws_are_refused_in_one_line(damage: str, tmp_path: Path, capsy
         save_file({**tensors, "first": torch.ones(3) / 3}, file, about)
     elif damage == "dtype":
         save_file({**tensors, "says": LAW.says.long()}, file, about)
+    elif damage == "zeros":
+        save_file({**tensors, "next": torch.eye(HIDDEN)}, file, about)
     elif damage == "sums":
         save_file({**tensors, "says": 2 * LAW.says}, file, about)
     else:
@@ -241,11 +276,15 @@ def test_the_command_learns_keeps_and_draws_again(tmp_path: Path, capsys) -> Non
         (["--bound", "4"], "--bound is for --law markov"),
         (["--law", "markov", "--bound", "1"], "--bound must be 0 or lie in 2"),
         (["--law", "markov", "--impl", "gumbel", "--calculate"], "independent tokens"),
-        (["--law", "markov", "--read", "0"], "--read must be at least 1"),
-        (["--law", "markov", "--read", "1000"], "too little text"),
+        (["--law", "markov", "--read", "1000"], "--read must be at least 4,096 tokens"),
+        (["--law", "Markov"], "did you mean 'markov'"),
+        (["--states", "8"], "--states is for --law markov, and has no say in zipf"),
+        (["--law", "markov", "--tokens", "8"], "--tokens is for --law zipf"),
+        (["--law", "kept.safetensors", "--data", "corpus:train"], "--data has no say in kept"),
+        (["--law", "markov", "--keep-law", "/dev/null/a.safetensors"], "cannot write /dev/null"),
         (["--law", "markov", "--states", "1", "--length", "8"], "hidden states, got 1"),
         (["--law", "markov", "--keep-law", "law.json"], "--keep-law must end in .safetensors"),
-        (["--keep-law", "law.safetensors"], "keeps what --law markov learns"),
+        (["--keep-law", "law.safetensors"], "--keep-law is for --law markov"),
         (["--law", "nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )

@@ -32,6 +32,7 @@ from xdlm.models import Denoiser
 from xdlm.models.contract import refuse_labels
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import SamplerConfig, sample
+from xdlm.sampling.writing import BATCH_TOKENS
 
 #: What laws are called that are Zipf's, before their exponents.
 ZIPF = "zipf"
@@ -170,7 +171,19 @@ def draw_texts(
     device: torch.device,
     on_step: OnProgress | None = None,
 ) -> Tensor:
-    """`n` texts [n, L] by a sampler that is given the law's own predictions."""
+    """`n` texts [n, L] by a sampler that is given the law's own predictions, so many at a time."""
     ideal = law.ideal(process).to(device)
-    out = sample(ideal, process, batch=n, length=length, config=config, seed=seed, on_step=on_step)
-    return out.tokens.cpu()
+    parts = torch.arange(n).split(max(1, BATCH_TOKENS // length))
+    drawn = []
+    for i, index in enumerate(parts):
+        out = sample(
+            ideal, process, batch=len(index), length=length, config=config, seed=seed, index=index,
+            on_step=None if on_step is None else _in_parts(on_step, i, len(parts)),
+        )  # fmt: skip
+        drawn.append(out.tokens.cpu())
+    return torch.cat(drawn)
+
+
+def _in_parts(on_step: OnProgress, i: int, n: int) -> OnProgress:
+    """Progress of the i-th of `n` parts, as one of all."""
+    return lambda done, of: on_step(i * of + done, n * of)

@@ -21,8 +21,9 @@ from torch import Tensor
 from xdlm.errors import UserError
 from xdlm.evaluation.markov_law import MarkovLaw, messages
 
-#: Rows that are counted together, and hidden states at the most: sixteen million pairs of them.
-_BATCH, MAX_HIDDEN = 64, 4096
+#: Rows that are counted together, which there must be; and hidden states at the most.
+FEWEST_ROWS = _BATCH = 64
+MAX_HIDDEN = 4096
 #: How fast what was counted before fades: between 0.5 (fast) and 1.
 _FADING = 0.6
 #: Deviation of the logarithms of what states say in the beginning.
@@ -51,14 +52,11 @@ def fit_markov(
     on_batch: Callable[[int, int], None] | None = None,
 ) -> MarkovLaw:
     """Of `rows` [R, L] of tokens, read once. `on_batch` is told how many rows of how many were read."""
-    if not 2 <= n_hidden <= MAX_HIDDEN:
-        raise UserError(
-            f"a hidden Markov model needs 2..{MAX_HIDDEN:,} hidden states, got {n_hidden}"
-        )
-    if len(rows) < _BATCH:
+    check_states(n_hidden)
+    if len(rows) < FEWEST_ROWS:
         raise UserError(
             f"there is too little text for a hidden Markov model: {len(rows):,} rows of "
-            f"{rows.shape[1]} tokens, and at least {_BATCH} are needed"
+            f"{rows.shape[1]} tokens, and at least {FEWEST_ROWS} are needed"
         )
     common = torch.bincount(rows.flatten(), minlength=n_tokens) + _SOME
     common = (common / common.sum())[:, None]
@@ -73,6 +71,11 @@ def fit_markov(
         if on_batch is not None:
             on_batch(i * _BATCH + len(batch), len(rows))
     return replace(_law(name, counts, common), origin=origin or {})
+
+
+def check_states(n: int) -> None:
+    if not 2 <= n <= MAX_HIDDEN:
+        raise UserError(f"a hidden Markov model has 2..{MAX_HIDDEN:,} hidden states, got {n}")
 
 
 def _law(name: str, counts: Counts, common: Tensor) -> MarkovLaw:

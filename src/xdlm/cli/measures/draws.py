@@ -40,14 +40,17 @@ from xdlm.noise import NoiseProcess
 from xdlm.sampling import GUMBEL, THINNED, SamplerConfig
 from xdlm.training.device import describe, pick_device
 
-_DESCRIPTION = """Texts whose law is known, drawn by a sampler that is given just that law as predictions.
-In any number of steps and under every noise their perplexity under the law should be the law's own; where
-it is not, that is the sampler's doing, and will be part of all that is measured of its texts.
+_DESCRIPTION = """Texts whose law is known, drawn by a sampler that is given ideal predictions. No network
+is trained, and nobody judges.
 
 Each position has a law of its own, independent of all others: Zipf's, or what a language model says of the
-next token of a real text. Or tokens depend on each other (--law markov): a hidden Markov model learns a
-text, and what is ideal to predict in texts of its law is calculated. No network is trained and nobody
-judges: what few steps cost is the noise's doing, and what is off in many steps the sampler's.
+next token of a real text. In any number of steps and under every noise the perplexity of such texts under
+the law should be the law's own; where it is not, that is the sampler's doing, and will be part of all that
+is measured of its texts.
+
+Or tokens depend on each other (--law markov): a hidden Markov model learns a text, and what is ideal to
+predict in noisy texts of its law is calculated. What few steps cost is then the noise's doing, and only
+what is off in many steps the sampler's.
 
 examples:
   xdlm eval draws --steps 8 64 --length 128 --tokens 5000
@@ -134,8 +137,8 @@ def _bound(options: Options, law: Law, process: NoiseProcess, device: torch.devi
     keep(options.records, record)
     return (
         f"The bound of ideal predictions on {options.bound:,} texts of the law is "
-        f"{with_error(*_pair(found.perplexity))}; the law itself says {found.own:,.2f} of them, "
-        f"{with_error(*_pair(found.excess), 4)} nats a token less."
+        f"{with_error(*_pair(found.perplexity))}, {with_error(*_pair(found.excess), 4)} nats a token "
+        f"above what the law itself says of them, {found.own:,.2f}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -11,11 +11,12 @@ from xdlm.api import MAX_LENGTH, load_tokenizer
 from xdlm.cli.progress import progress, waiting
 from xdlm.data import EMBEDDED, load_rows, open_source
 from xdlm.data.order import ShuffledOrder
-from xdlm.errors import UserError
+from xdlm.errors import UserError, near_miss
 from xdlm.evaluation.judges import CausalJudge
 from xdlm.evaluation.known_law import ZIPF, Law, next_tokens, zipf
-from xdlm.evaluation.markov_fit import fit_markov
+from xdlm.evaluation.markov_fit import FEWEST_ROWS, check_states, fit_markov
 from xdlm.evaluation.markov_law import MARKOV, SUFFIX, MarkovLaw
+from xdlm.files import check_file
 from xdlm.tokens import TextTokenizer
 
 #: Tokens of a row that is learned from, whatever the length of the texts that are drawn.
@@ -25,8 +26,8 @@ _ROW = 64
 @dataclass(frozen=True)
 class LawOptions:
     law: str = ZIPF
-    """zipf; markov, or a file of one that was kept; or a folder with a causal language model, or a .gguf
-    file."""
+    """zipf; markov, or a file of one that was kept (.safetensors); or a folder with a causal language
+    model, or a .gguf file."""
     tokens: int = 50257
     """zipf: in the vocabulary."""
     exponent: float = 1.0
@@ -39,7 +40,7 @@ class LawOptions:
     """markov: a tokenizer.json, a folder that holds one, the name of a bundled model, gpt2 or
     bert-base-uncased."""
     states: int = 64
-    """markov: hidden ones."""
+    """markov: how many hidden states it has; time grows with their square."""
     read: int = 2_000_000
     """markov: tokens of the text to learn from."""
     keep_law: str | None = None
@@ -62,19 +63,49 @@ class LawOptions:
         return self.data if self.data is not None else learned if self.law == MARKOV else read
 
 
+#: Options that only one kind of law reads.
+_ONLY = {
+    ZIPF: ("tokens", "exponent"),
+    MARKOV: ("tokenizer", "states", "read", "keep_law"),
+}
+
+
 def check_law(options: LawOptions) -> None:
+    """What can be known to be wrong before any text is read."""
     if not 1 <= options.length <= MAX_LENGTH:
         raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
-    if options.law == MARKOV and options.read < 1:
-        raise UserError(f"--read must be at least 1 token, got {options.read}")
-    if options.keep_law is None:
-        return
-    if options.law != MARKOV:
-        raise UserError("--keep-law keeps what --law markov learns")
-    if not options.keep_law.endswith(SUFFIX):
-        raise UserError(f"--keep-law must end in {SUFFIX}, got {options.keep_law}")
-    if Path(options.keep_law).exists():
-        raise UserError(f"{options.keep_law} already exists; choose another file or remove it")
+    meant = near_miss(options.law.lower(), _ONLY)
+    if options.law not in _ONLY and meant and not Path(options.law).exists():
+        raise UserError(f"there is no law {options.law}{meant}")
+    _check_unread(options)
+    if options.law == MARKOV:
+        check_states(options.states)
+        if options.read < FEWEST_ROWS * _ROW:
+            raise UserError(
+                f"--read must be at least {FEWEST_ROWS * _ROW:,} tokens, got {options.read:,}"
+            )
+    if options.keep_law is not None:
+        _check_kept(Path(options.keep_law))
+
+
+def _check_unread(options: LawOptions) -> None:
+    """An option that has no say in this kind of law is a mistake."""
+    for kind, names in _ONLY.items():
+        for field in fields(LawOptions):
+            given = getattr(options, field.name) != field.default
+            if field.name in names and options.law != kind and given:
+                flag = field.name.replace("_", "-")
+                raise UserError(f"--{flag} is for --law {kind}, and has no say in {options.law}")
+    if options.data is not None and (options.law == ZIPF or options.is_kept):
+        raise UserError(f"--data has no say in {options.law}, which reads no text")
+
+
+def _check_kept(file: Path) -> None:
+    if file.suffix != SUFFIX:
+        raise UserError(f"--keep-law must end in {SUFFIX}, got {file}")
+    if file.exists():
+        raise UserError(f"{file} already exists; choose another file or remove it")
+    check_file(file)
 
 
 def open_law(options: LawOptions, device: torch.device) -> Law:
@@ -101,7 +132,7 @@ def _learned(options: LawOptions) -> MarkovLaw:
     taken = torch.from_numpy(rows.take(ShuffledOrder(len(rows), 0).rows(0, n)))
     origin = {
         "data": options.text, "tokenizer": options.tokenizer, "states": options.states,
-        "read": options.read,
+        "read": n * _ROW,
     }  # fmt: skip
     with progress(f"learning {options.states} hidden states") as show:
         law = fit_markov(

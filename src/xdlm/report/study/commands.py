@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from xdlm.bundled import bundled_folder
 from xdlm.data import ZERO_SHOT
 from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.known_law import BOUND, CALCULATED, ZIPF
-from xdlm.evaluation.markov_law import MARKOV
+from xdlm.evaluation.markov_law import MARKOV, SUFFIX
 from xdlm.evaluation.ngram import NAME as TRIGRAMS
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.evaluation.records import EvalRecord
@@ -144,35 +144,50 @@ def is_coded(record: EvalRecord) -> bool:
 
 
 def draw_known_again(records: Sequence[EvalRecord]) -> str:
-    """Texts of known laws, a line for each law, noise and way to draw."""
-    lines: dict[str, list[int]] = {}
+    """Texts of known laws, a line for each law, noise and way to draw. A law that was learned is learned
+    in its first line, and kept for the others."""
+    lines: dict[tuple[str, str, str], list[int]] = {}
     for r in (r for r in records if r.metric != BOUND):
         drawn = f"--impl {r.sampler} --n {r.n} --length {r.length} --seed {r.seed}"
-        how = (
-            f"--impl {GUMBEL} --calculate --length {r.length}" if r.sampler == CALCULATED else drawn
-        )
-        steps = lines.setdefault(f"{_law_and_noise(r)} {how}", [])
+        calculated = f"--impl {GUMBEL} --calculate --length {r.length}"
+        how = calculated if r.sampler == CALCULATED else drawn
+        steps = lines.setdefault((_law(r), _noise(r), how), [])
         steps += [r.steps or 0] * (r.steps not in steps)
-    bounds = {_law_and_noise(r): f"--bound {r.n} " for r in records if r.metric == BOUND}
+    bounds = {(_law(r), _noise(r)): f"--bound {r.n} " for r in records if r.metric == BOUND}
+    kept: dict[str, str] = {}
     found = []
-    for what, steps in lines.items():
-        bound = next((bounds.pop(law) for law in list(bounds) if what.startswith(f"{law} ")), "")
+    for (law, noise, how), steps in lines.items():
+        file = f"law-{len(kept) + 1}{SUFFIX}"
+        if law in kept:
+            opened = kept[law]
+        elif law.startswith(f"--law {MARKOV} "):
+            opened, kept[law] = f"{law} --keep-law {file}", f"--law {file}"
+        else:
+            opened = law
+        bound = bounds.pop((law, noise), "")
         numbers = " ".join(map(str, sorted(steps)))
-        found.append(f"xdlm eval draws {what} --steps {numbers} {bound}--records results.jsonl")
+        found.append(
+            f"xdlm eval draws {opened} {noise} {how} --steps {numbers} {bound}--records results.jsonl"
+        )
     return "\n".join(found)
 
 
-def _law_and_noise(record: EvalRecord) -> str:
-    noise = {k: v for k, v in record.config["process"].items() if v is not None}
+def _law(record: EvalRecord) -> str:
     learned = record.config.get("law")
     if learned is not None:
-        law = {"law": MARKOV, **learned}
-    elif record.data:
-        law = {"law": f"models/{record.model}", "data": record.data}
-    else:
-        exponent = record.model.removeprefix(f"{ZIPF}-")
-        law = {"exponent": exponent, "tokens": f"{record.details['vocabulary']:.0f}"}
-    settings = {**law, **{f"process.{name}": value for name, value in noise.items()}}
+        return _flags({"law": MARKOV, **learned})
+    if record.data:
+        return _flags({"law": f"models/{record.model}", "data": record.data})
+    tokens = f"{record.details['vocabulary']:.0f}"
+    return _flags({"exponent": record.model.removeprefix(f"{ZIPF}-"), "tokens": tokens})
+
+
+def _noise(record: EvalRecord) -> str:
+    settings = record.config["process"].items()
+    return _flags({f"process.{name}": value for name, value in settings if value is not None})
+
+
+def _flags(settings: Mapping[str, object]) -> str:
     return " ".join(f"--{name} {value}" for name, value in settings.items())
 
 

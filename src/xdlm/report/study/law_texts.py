@@ -38,6 +38,10 @@ def by_law(records: Sequence[EvalRecord]) -> Laws:
 def _checked(name: str, own: list[EvalRecord]) -> list[EvalRecord]:
     check_alike(own, ALWAYS, f"the law {name}")
     texts = [r for r in own if r.metric != BOUND]
+    if not any(r.metric == PERPLEXITY and r.value is not None for r in texts):
+        raise UserError(
+            f"the law {name}: no record says what its texts' perplexity is ({PERPLEXITY})"
+        )
     check_alike(texts, _ALIKE, f"the law {name}")
     for way in dict.fromkeys(map(way_of, texts)):
         drawn = [r for r in texts if way_of(r) == way]
@@ -59,7 +63,7 @@ def way_of(record: EvalRecord) -> str:
 
 def cells_of(records: Sequence[EvalRecord], metric: str, way: str) -> Grid[int]:
     """By method and number of sampling steps."""
-    own = [r for r in records if r.metric == metric and way_of(r) == way]
+    own = [r for r in records if r.metric == metric and way_of(r) == way and r.value is not None]
     return grid(own, lambda r: r.steps or 0)
 
 
@@ -67,6 +71,12 @@ def own_perplexity(records: Sequence[EvalRecord]) -> Estimate:
     """The law's."""
     details = next(r.details for r in records if r.metric == PERPLEXITY)
     return Estimate(details[PERPLEXITY], details.get(f"{PERPLEXITY}_stderr", 0.0))
+
+
+def steps_of(cells: Grid[int], *methods: str) -> list[int]:
+    """Those that all of some methods were drawn in."""
+    found = [set(cells.get(method, {})) for method in methods]
+    return sorted(set.intersection(*found))
 
 
 def heading(records: Sequence[EvalRecord]) -> str:
