@@ -126,11 +126,12 @@ def _most(laws: Laws) -> list[Finding]:
     for name, own in laws.items():
         cells, law = cells_of(own, PERPLEXITY, EXACT), own_perplexity(own)
         for steps in steps_of(cells, MASKED, MIXED)[-1:]:
+            claim = (
+                f"{TITLE}, {steps:,} steps: texts are within {100 * _ALIKE:g} % of the law's own "
+                f"perplexity, those of {MASKED} and of {MIXED}"
+            )
             tests = [_alike(method, cells[method][steps], law) for method in (MASKED, MIXED)]
-            found.append(Finding(
-                f"{TITLE}, {steps:,} steps: texts are within {100 * _ALIKE:g} % of the law's own perplexity,"
-                f" those of {MASKED} and of {MIXED}", "", [under(name, test) for test in tests],
-            ))  # fmt: skip
+            found.append(Finding(claim, "", [under(name, test) for test in tests]))
     return found
 
 
