@@ -1,5 +1,6 @@
 """Noise processes: forward laws, priors, bridges and posteriors, from coefficients alone."""
 
+from xdlm.noise.checking import check_process
 from xdlm.noise.methods import Gidd, Masked, Mixed, Stationary, Uniform
 from xdlm.noise.process import NoiseProcess
 from xdlm.noise.schedules import Alpha, Cosine, LogLinear, Polynomial, Schedule
@@ -16,6 +17,7 @@ __all__ = [
     "Schedule",
     "Stationary",
     "Uniform",
+    "check_process",
 ]
 
 #: What a configuration may name. A new process or schedule is one class and one line here.
