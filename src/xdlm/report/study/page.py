@@ -62,6 +62,7 @@ def provenance(records: Sequence[EvalRecord]) -> str:
 
     def of(name: str, one: str, many: str) -> str | None:
         values = sorted({value for r in records if (value := getattr(r, name)) is not None})
+        values = sorted({v[:7] for v in values}) if name == "commit" else values
         listed = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in values)
         return f"{one if len(values) == 1 else many} {listed}" if values else None
 
