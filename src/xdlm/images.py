@@ -157,7 +157,7 @@ def load_image_model(
         dtype=getattr(torch, precision),
     )
     if not isinstance(trained.tokenizer, ImageTokenizer) or trained.process is None:
-        raise UserError(f"{name} writes text, and this is about images")
+        raise UserError(f"{name} is a text model, and images need an image model")
     tokenizer = trained.tokenizer
     if isinstance(tokenizer, Codes):
         tokenizer.to(trained.denoiser.device)

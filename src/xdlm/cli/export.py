@@ -98,5 +98,5 @@ def _writer(model: Model | ImageModel, options: Options) -> Callable[..., None]:
     if isinstance(model, ImageModel) or options.format == "xdlm":
         return model.save
     if options.format == "llada" and model.config.model.kind != LladaConfig.kind:
-        raise UserError(f"{options.model} is no LLaDA: write it with --format hub or xdlm")
+        raise UserError(f"{options.model} is not a LLaDA model: write it with --format hub or xdlm")
     return model.publish_adapters if options.format == "peft" else model.publish

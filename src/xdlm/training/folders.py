@@ -280,7 +280,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         tree = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{file.parent} is not as hubs hold models: it has no {file.name}"
+            f"{file.parent} is not a Hugging Face model folder: {file.name} is missing"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
