@@ -1,7 +1,9 @@
-"""The one exception that means "your input is wrong", and the near-miss hint that goes with it."""
+"""The one exception that means "your input is wrong", the near-miss hint that goes with it, and numbers
+that are none."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -23,3 +25,17 @@ def near_miss(word: str, known: Iterable[str]) -> str:
     """The same, and nothing when nothing is close."""
     close = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def check_number(what: str, value: object) -> None:
+    """That a value can be counted with; numpy's numbers are welcome too, a text of digits is not."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise UserError(f"{what} must be a number, got {value!r}")
+
+
+def check_whole(what: str, value: object) -> None:
+    """The same of what is counted: 1.5 steps are none."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(f"{what} must be a whole number, got {value!r}") from None

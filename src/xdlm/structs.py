@@ -239,9 +239,28 @@ def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
             f"times of shape {list(t.shape)} for tokens of shape {list(tokens.shape)}: give a number, or "
             f"one for each of the {len(tokens) if tokens.ndim else 1} rows"
         )
+    check_times(t)
+    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
+
+
+def check_times(t: Tensor) -> None:
+    """On the CPU, that times are some: outside of [0, 1] a schedule goes on to what is no probability."""
     if t.device.type == "cpu" and not bool(((t >= 0) & (t <= 1)).all()):
         raise UserError(f"times must lie in [0, 1], got {t.min():.4g} to {t.max():.4g}")
-    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
+
+
+def check_tokens(tokens: Tensor, size: int, what: str) -> None:
+    """That tokens can be looked up: whole numbers, and on the CPU that they lie in 0..size - 1. On a GPU
+    their values would make it wait."""
+    if not isinstance(tokens, Tensor):
+        raise UserError(f"{what} must be a tensor of tokens, got {type(tokens).__name__}")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise UserError(f"{what} must be whole numbers, got {tokens.dtype}: use .long()")
+    if tokens.device.type != "cpu" or not tokens.numel():
+        return
+    lowest, highest = (int(end) for end in tokens.aminmax())
+    if not 0 <= lowest <= highest < size:
+        raise UserError(f"{what} holds tokens {lowest}..{highest}, the vocabulary 0..{size - 1}")
 
 
 def check_order(s: Tensor, t: Tensor) -> None:

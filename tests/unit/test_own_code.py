@@ -17,7 +17,7 @@ from xdlm.blanks import BlankRule
 from xdlm.data import Rows, TokensInMemory
 from xdlm.evaluation import likelihood, row_bounds
 from xdlm.models import Denoiser
-from xdlm.noise import Cosine, Gidd, Masked, Mixed
+from xdlm.noise import Cosine, Gidd, Masked, Mixed, Uniform
 from xdlm.objective import nelbo, step_kl
 from xdlm.ops import categorical, forbid, row_stats
 from xdlm.sampling import (
@@ -187,6 +187,78 @@ def test_data_with_a_mask_in_it_is_refused() -> None:
         UserError, match=rf"the data holds tokens 1..{N}, the vocabulary 0..{N - 1}"
     ):
         nelbo(PROCESS, logits, x, z, 0.5)
+
+
+def test_tokens_that_are_none_are_refused_everywhere() -> None:
+    logits, x, z = some()
+    clean = (
+        lambda x: PROCESS.corrupt(x, 0.5),
+        lambda x: nelbo(PROCESS, logits, x, z, 0.5),
+        lambda x: step_kl(PROCESS, logits, x, z, 0.2, 0.5),
+    )
+    noisy = (
+        lambda z: nelbo(PROCESS, logits, x, z, 0.5),
+        lambda z: step_kl(PROCESS, logits, x, z, 0.2, 0.5),
+        lambda z: ancestral_step(PROCESS, logits, z, 0.2, 0.5),
+        lambda z: dense_step(PROCESS, logits, z, 0.2, 0.5),
+        lambda z: PROCESS.posterior(logits.softmax(-1), z, 0.2, 0.5),
+    )
+    for calls, tokens, what in ((clean, x, "the data"), (noisy, z, "the noisy text")):
+        for call in calls:
+            for wrong in (-1, N):
+                with pytest.raises(UserError, match=rf"{what} holds tokens .*0\.\.{N - 1}"):
+                    call(tokens.index_fill(1, torch.tensor([2]), wrong))
+            with pytest.raises(UserError, match=rf"{what} must be whole numbers, .*\.long"):
+                call(tokens.float())
+    for call in clean:
+        with pytest.raises(UserError, match="special to the noise"):
+            call(x.index_fill(1, torch.tensor([2]), N - 1))
+    with pytest.raises(UserError, match="must be a tensor of tokens, got list"):
+        PROCESS.corrupt([[1, 2]], 0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+def test_nothing_stays_nothing(shape: tuple[int, int]) -> None:
+    x, logits = torch.zeros(shape, dtype=torch.int64), torch.zeros(*shape, N)
+    for found in (
+        PROCESS.corrupt(x, 0.5),
+        nelbo(PROCESS, logits, x, x, 0.5),
+        step_kl(PROCESS, logits, x, x, 0.2, 0.5),
+        ancestral_step(PROCESS, logits, x, 0.2, 0.5),
+    ):
+        assert found.shape == shape
+
+
+@pytest.mark.parametrize("kind", [Masked, Gidd, Mixed])
+def test_what_cannot_be_has_an_infinite_loss(kind) -> None:
+    """Not a loss of 0, and no large number that looks like one."""
+    process, (logits, x, _) = kind(PROCESS.vocab), some()
+    other, mask = (x + 1) % (N - 1), torch.full_like(x, N - 1)
+    for z in (other, mask):  # no noise so far
+        assert nelbo(process, logits, x, z, 0.0).isinf().all()
+    masked = kind is Masked
+    assert nelbo(process, logits, x, other, 0.5).isinf().all() == masked
+    assert step_kl(process, logits, x, other, 0.2, 0.5).isinf().all() == masked
+    for z in (x, mask):
+        assert nelbo(process, logits, x, z, 0.5).isfinite().all()
+        assert step_kl(process, logits, x, z, 0.2, 0.5).isfinite().all()
+
+
+def test_parts_of_a_process_of_another_kind_are_refused() -> None:
+    for kind in (Masked, Uniform, Mixed, Gidd):
+        with pytest.raises(UserError, match=r"such as Vocab\(101, mask_id=100\), got 101"):
+            kind(101)
+        for t in (2.0, -0.1, math.nan):
+            with pytest.raises(UserError, match="times must lie in"):
+                kind(PROCESS.vocab).coefs(t)
+    with pytest.raises(UserError, match="the mixing ratio k must be a number, got 'a'"):
+        Mixed(PROCESS.vocab, k="a")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="p_uniform must be a number, got None"):
+        Gidd(PROCESS.vocab, p_uniform=None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"a shape such as \(4, 128\)"):
+        PROCESS.prior(4)  # type: ignore[arg-type]
+    assert Mixed(PROCESS.vocab, k=np.float32(0.5)).k == 0.5
+    assert PROCESS.prior([2, 3]).shape == PROCESS.prior(torch.Size((2, 3))).shape == (2, 3)
 
 
 @pytest.mark.parametrize("process", [PROCESS, Masked(PROCESS.vocab), Gidd(PROCESS.vocab)])

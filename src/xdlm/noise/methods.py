@@ -19,10 +19,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_number
 from xdlm.noise.process import NoiseProcess
 from xdlm.noise.schedules import LogLinear, Schedule
-from xdlm.structs import Coefs, TokenValues, Vocab
+from xdlm.structs import Coefs, TokenValues, Vocab, check_times
 
 
 class Stationary(NoiseProcess):
@@ -35,6 +35,8 @@ class Stationary(NoiseProcess):
     def __init__(
         self, vocab: Vocab, *, k: float, mu: Mapping[int, float], schedule: Schedule | None = None
     ) -> None:
+        _check_vocab(vocab)
+        check_number("the mixing ratio k", k)
         if not 0 <= k <= 1:
             raise UserError(f"the mixing ratio k must lie in [0, 1], got {k}")
         outside = [i for i in mu if not 0 <= i < vocab.size]
@@ -70,6 +72,7 @@ class Stationary(NoiseProcess):
 
     def coefs(self, t: Tensor | float) -> Coefs:
         t = torch.as_tensor(t, dtype=torch.float64)
+        check_times(t)
         alpha, d_alpha = self.schedule(t)
         pi = self._pi(alpha)
         return Coefs(alpha, pi.scale(1 - alpha), d_alpha, pi.scale(-d_alpha))
@@ -116,6 +119,8 @@ class Mixed(Stationary):
         mu: Mapping[int, float] | None = None,
         schedule: Schedule | None = None,
     ) -> None:
+        _check_vocab(vocab)
+        check_number("the mixing ratio k", k)
         if mu is None:
             no_mask_needed = k == 1 and vocab.mask_id is None
             mu = {} if no_mask_needed else {_mask_of(vocab, f"Mixed with k={k}"): 1.0 - k}
@@ -139,6 +144,8 @@ class Gidd(NoiseProcess):
     time_range: ClassVar[tuple[float, float]] = (1e-4, 1 - 1e-4)
 
     def __init__(self, vocab: Vocab, *, p_uniform: float = 0.1, gamma: float = 1.0) -> None:
+        check_number("GIDD's p_uniform", p_uniform)
+        check_number("GIDD's gamma", gamma)
         if not 0 <= p_uniform < 1:
             raise UserError(f"GIDD's p_uniform must lie in [0, 1), got {p_uniform}")
         if not 0 < gamma < math.inf:
@@ -154,6 +161,7 @@ class Gidd(NoiseProcess):
 
     def coefs(self, t: Tensor | float) -> Coefs:
         t = torch.as_tensor(t, dtype=torch.float64)
+        check_times(t)
         half, n_ordinary = self.gamma / 2, self.vocab.size - 1
         parabola = t * (1 - t)
         c = self._scale * parabola**half
@@ -178,7 +186,15 @@ class Gidd(NoiseProcess):
         return TokenValues(tok, mask[..., None], self.special_ids)
 
 
+def _check_vocab(vocab: Vocab) -> None:
+    if not isinstance(vocab, Vocab):
+        raise UserError(
+            f"a noise process takes a vocabulary, such as Vocab(101, mask_id=100), got {vocab!r}"
+        )
+
+
 def _mask_of(vocab: Vocab, who: str) -> int:
+    _check_vocab(vocab)
     if vocab.mask_id is None:
         raise UserError(f"{who} needs a mask: give the vocabulary a mask_id")
     return vocab.mask_id

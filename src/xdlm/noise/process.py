@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from xdlm.structs import (
     align,
     batch_times,
     check_order,
+    check_tokens,
     is_special,
 )  # fmt: skip
 
@@ -86,16 +88,15 @@ class NoiseProcess(ABC):
                 f"the model predicts {n_states} states, the noise process has {self.vocab.size}"
             )
 
+    def check_noisy(self, z: Tensor) -> None:
+        """That noisy tokens are whole numbers and, on the CPU, of the vocabulary."""
+        check_tokens(z, self.vocab.size, "the noisy text")
+
     def check_data(self, x: Tensor) -> None:
-        """On the CPU, that clean tokens are of the vocabulary and none of the special ones, which no
-        formula here is for."""
+        """The same of clean tokens and, on the CPU, that none is special, which no formula here is for."""
+        check_tokens(x, self.vocab.size, "the data")
         if x.device.type != "cpu":
             return
-        lowest, highest = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
-        if not 0 <= lowest <= highest < self.vocab.size:
-            raise UserError(
-                f"the data holds tokens {lowest}..{highest}, the vocabulary 0..{self.vocab.size - 1}"
-            )
         special = is_special(x, self.special_ids)
         if special.any():
             where = special.nonzero()[0].tolist()
@@ -116,6 +117,7 @@ class NoiseProcess(ABC):
     ) -> Tensor:
         """Draw `z ~ q_t(. | x)`. One number in [0, 1) per position decides everything: below alpha
         the token stays, the rest of the interval is the inverse distribution of b."""
+        self.check_data(x)
         return self.corrupt_with(self.coefs(batch_times(t, x)), x, _uniform(x, generator, uniform))
 
     def corrupt_with(self, coefs: Coefs, x: Tensor, uniform: Tensor) -> Tensor:
@@ -126,13 +128,15 @@ class NoiseProcess(ABC):
 
     def prior(
         self,
-        shape: tuple[int, ...],
+        shape: Sequence[int],
         *,
         generator: torch.Generator | None = None,
         uniform: Tensor | None = None,
         device: torch.device | str | None = None,
     ) -> Tensor:
         """Draw `z_1` from pure noise."""
+        if not isinstance(shape, Sequence):
+            raise UserError(f"prior takes a shape such as (4, 128), rows and tokens, got {shape!r}")
         if device is None:
             device = generator.device if generator is not None else "cpu"
         where = uniform if uniform is not None else torch.empty(shape, device=device)
@@ -182,6 +186,7 @@ class NoiseProcess(ABC):
         What `probs` [B, L, N] says of special tokens is left out, as everywhere else.
         """
         self.check_logits(probs, z)
+        self.check_noisy(z)
         s, t = batch_times(s, z), batch_times(t, z)
         check_order(s, t)
         special = torch.tensor(self.special_ids, dtype=torch.int64, device=probs.device)

@@ -87,13 +87,14 @@ def ancestral_step(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Draw `z_s ~ p(z_s | z_t = z)` from logits [B, L, V]: a three-way choice and at most one draw."""
+    process.check_logits(logits, z)
+    process.check_noisy(z)
+    s, t = batch_times(s, z), batch_times(t, z)
+    check_order(s, t)
     uniforms = StepUniforms(*(
         torch.rand(z.shape, generator=generator, device=z.device, dtype=torch.float64)
         for _ in range(4)
     ))  # fmt: skip
-    process.check_logits(logits, z)
-    s, t = batch_times(s, z), batch_times(t, z)
-    check_order(s, t)
     at_s, at_t = process.coefs(s), process.coefs(t)
     plan = plan_step(process, at_s, at_t, z, uniforms.branch, None)
     rows = plan.needs_head.nonzero(as_tuple=True)
