@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError, did_you_mean
+from xdlm.errors import UserError, check_whole, did_you_mean
 from xdlm.models import Denoiser, drawing_head, run_trunk
 from xdlm.models.contract import in_eval_mode
 from xdlm.noise import NoiseProcess
@@ -53,6 +53,7 @@ class SamplerConfig:
     implementations do, by float32 Gumbel noise, which starves rare tokens the more steps there are."""
 
     def __post_init__(self) -> None:
+        check_whole("steps", self.steps)
         if self.steps < 1:
             raise UserError(f"sampling needs at least 1 step, got {self.steps}")
         for value, known in ((self.last, get_args(Last)), (self.impl, tuple(STEPS))):

@@ -39,7 +39,9 @@ class AncestralRow(Row):
     ) -> None:
         super().__init__(process, ids, **args)
         if config.impl != THINNED:
-            raise UserError(f"requests are answered by the thinned sampler, not by '{config.impl}'")
+            raise UserError(
+                f"banned and blanks work with impl='thinned' only, not with '{config.impl}'"
+            )
         self.config, self.steps = config, config.steps + 1
         self.times, self.coefs = _grid(process, config.steps, self.given.device)
         first = uniform(self.noise.seed, Stream.PRIOR, self.noise.index, self.noise.position)

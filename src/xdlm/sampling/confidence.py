@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError, did_you_mean
+from xdlm.errors import UserError, check_number, check_whole, did_you_mean
 from xdlm.models import Denoiser, run_trunk
 from xdlm.models.contract import in_eval_mode
 from xdlm.noise import NoiseProcess
@@ -60,12 +60,18 @@ class ConfidenceConfig:
     all, in every step."""
 
     def __post_init__(self) -> None:
+        check_whole("steps", self.steps)
         if self.steps < 1:
             raise UserError(f"sampling needs at least 1 step, got {self.steps}")
         for name in ("block_length", "refresh"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None:
+                continue
+            check_whole(name, value)
+            if value < 1:
                 raise UserError(f"{name} must be at least 1, got {value}")
+        check_number("the mixing ratio k", self.k)
+        check_number("guidance", self.guidance)
         if not 0 <= self.k <= 1:
             raise UserError(f"the mixing ratio k must lie in [0, 1], got {self.k}")
         if not 0 <= self.guidance <= 100:

@@ -33,7 +33,7 @@ class ConfidenceRow(Row):
         if mask_id is None:
             raise UserError("confidence decoding fills masks, and this model's noise has none")
         if config.refresh is not None:
-            raise UserError("refresh remembers states of one request alone; leave it out here")
+            raise UserError("banned and blanks work without refresh only: leave it out")
         if config.guidance != 1 and bool(self.open.all()):
             raise UserError(
                 "guidance is away from the text without its prompt, so it needs a prompt"

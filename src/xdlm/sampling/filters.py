@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_number
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Filter:
     """Keeps the most likely tokens that together reach this probability."""
 
     def __post_init__(self) -> None:
+        check_number("temperature", self.temperature)
+        check_number("top_p", self.top_p)
         if self.temperature != 0 and not 1e-3 <= self.temperature <= 1e3:
             raise UserError(
                 f"temperature must be 0 or lie in [0.001, 1000], got {self.temperature}"
