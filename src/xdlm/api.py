@@ -13,8 +13,11 @@ For example:
 from __future__ import annotations
 
 import copy
+import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack, get_args
 
@@ -22,9 +25,9 @@ import torch
 from torch import Tensor
 
 from xdlm.blanks import BlankRule, force, make_rules, read_template
-from xdlm.config import DataConfig, LoraConfig, ProcessConfig, RunConfig
+from xdlm.config import DataConfig, LoraConfig, ProcessConfig, RunConfig, TrainConfig
 from xdlm.data import Rows, data_root, pack
-from xdlm.errors import UserError, did_you_mean
+from xdlm.errors import UserError, check_whole, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
@@ -48,6 +51,8 @@ Precision = Literal["float32", "bfloat16"]
 MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
 #: Draws of noise for each row of some texts, at least, and for all rows together, at least.
 _FEW_DRAWS, _DRAWS = 16, 512
+#: Texts of a result that its repr shows, and how much of each.
+_SHOWN, _SHOWN_CHARS = 3, 60
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,12 @@ class TextSample:
     nfe: int
     trajectory: Trajectory | None
     stopped: list[bool]
+
+    def __repr__(self) -> str:
+        texts = [repr(_cut(text)) for text in self.text[:_SHOWN]]
+        more = len(self.text) - len(texts)
+        texts += [f"and {more} more"] if more else []
+        return f"TextSample({', '.join(texts)}; tokens {list(self.tokens.shape)}, nfe={self.nfe})"
 
 
 class Completion(NamedTuple):
@@ -86,6 +97,8 @@ class Model:
     step: int
     sampled_as: ProcessConfig | None = None
     """The noise that is undone in sampling, where it is not that of training."""
+    name: str = "the model"
+    """What it was loaded as."""
 
     def __repr__(self) -> str:
         n = sum(p.numel() for p in self.denoiser.parameters())
@@ -131,8 +144,10 @@ class Model:
         instead of drawing from the model. Tokens that are `banned`, by number or by a text that is one
         token, are never written. So many texts as have `batch_tokens` go through it together.
         """
+        _check_text("a prompt", prompt)
         ids = self.tokenizer.encode(prompt)
         holes = _room(len(ids), length, new_tokens, self.length)
+        self._warn_beyond(len(ids) + len(holes))
         ends = (self.tokenizer.eos_id,) if stop else ()
         return self._texts(
             n, [*ids, *holes], how, rules=self._rules(banned=banned), seed=seed, stop_ids=ends,
@@ -159,8 +174,10 @@ class Model:
         `forced` are tokens at positions of the row, `banned` those that are never written, by number or by
         a text that is one token; `blanks` says of each hole, in their order, what it may hold.
         """
+        _check_text("a template", template)
         encode = self.tokenizer.encode
         row = read_template(template, encode, max_length=MAX_LENGTH)
+        self._warn_beyond(len(row.ids))
         return self._texts(
             n, force(row.ids, forced or {}, encode), how,
             rules=self._rules(row.holes, banned=banned, blanks=blanks), seed=seed,
@@ -189,13 +206,11 @@ class Model:
         the model together, `batch_tokens` at a time (of one length, where the backbone takes no padding);
         `on_frame` is shown their tokens after every step.
         """
-        if isinstance(prompts, str):
-            raise UserError("complete takes a list of prompts")
-        rows = [
-            [*(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt),
-             *_room(len(prompt), None, new_tokens, self.length)]
-            for prompt in prompts
-        ]  # fmt: skip
+        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+            raise UserError(f"complete takes a list of prompts, got {_shown(prompts)}")
+        holes = _room(0, None, new_tokens, self.length)
+        rows = [[*self._ids(prompt), *holes] for prompt in prompts]
+        self._warn_beyond(max(map(len, rows), default=0))
         ends = (*((self.tokenizer.eos_id,) if stop else ()), *stop_ids)
         found: dict[int, Completion] = {}
         for group, drawn in self._write(
@@ -221,8 +236,13 @@ class Model:
         """An upper bound on the perplexity per token of some texts, each ended as in training. Without
         `draws`, the fewer rows of text there are the more often noise is drawn for each: at least 16 times,
         and 512 for all of them, since a sentence has so few tokens that most draws say little."""
-        if isinstance(texts, str):
-            raise UserError("perplexity takes a list of texts")
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise UserError(f"perplexity takes a list of texts, got {_shown(texts)}")
+        for text in (texts := list(texts)):
+            if not isinstance(text, str):
+                raise UserError(f"perplexity takes a list of texts, and {_shown(text)} is none")
+        if not any(text.strip() for text in texts):
+            raise UserError("there is no text to evaluate: the list holds no text")
         rows = self.pack(texts)
         if draws is None:
             draws = max(_FEW_DRAWS, _DRAWS // max(1, len(rows) + (rows.tail.size > 0)))
@@ -240,6 +260,8 @@ class Model:
     ) -> Likelihood:
         """The same for text that is already packed. It is under the noise of training, also where `mixed`
         says to sample as another."""
+        _check_seed(seed)
+        check_whole("draws", draws)
         process = self.process
         if self.sampled_as is not None and process is not None:
             process = self.config.process.build(process.vocab)
@@ -335,6 +357,8 @@ class Model:
         self, n: int, ids: list[int | None], how: Mapping[str, Any], *, rules: Rules, **args: Any
     ) -> TextSample:
         """`n` times the same row, filled; None is a hole."""
+        check_whole("n", n)
+        _check_seed(args["seed"])
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
         if rules:
@@ -357,10 +381,27 @@ class Model:
             stopped=[end < len(ids) for end in ends],
         )
 
+    def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+        if not isinstance(prompt, Iterable):
+            raise UserError(f"a prompt is a text or a list of tokens, got {_shown(prompt)}")
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _warn_beyond(self, length: int) -> None:
+        """Rows longer than those of training are written all the same, and get worse. A model from
+        elsewhere, or one that goes on from other weights, may have seen longer ones than we know of."""
+        config = self.config
+        here = self.step > 0 and config.train != TrainConfig() and config.start() is None
+        if here and length > self.length:
+            _say_once(
+                f"{self.name} was trained on rows of {self.length} tokens; {length} are beyond them, and "
+                "quality drops"
+            )
+
     def _write(
         self, rows: Sequence[Sequence[int | None]], how: Mapping[str, Any], **args: Any
     ) -> list[Part]:
         check_writes(self.config)
+        _check_seed(args["seed"])
         assert self.process is not None
         longest = max(map(len, rows), default=0)
         if longest > MAX_LENGTH:
@@ -369,15 +410,46 @@ class Model:
         return write(self.denoiser, self.process, rows, config=config, **args)
 
 
+@cache
+def _say_once(line: str) -> None:
+    warnings.warn(line, stacklevel=4)  # at the line that asked the model
+
+
+def _cut(text: str) -> str:
+    """As much of a text as one line takes."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
+
+
+def _shown(value: object) -> str:
+    return _cut(repr(value))
+
+
+def _check_text(what: str, given: object) -> None:
+    if not isinstance(given, str):
+        raise UserError(
+            f"{what} is one text, got {_shown(given)}; complete([...]) takes several prompts"
+        )
+
+
+def _check_seed(seed: int) -> None:
+    """What is beyond 64 bits would come round to small ones."""
+    check_whole("seed", seed)
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must lie in 0..2^63-1, got {seed}")
+
+
 def _room(n_prompt: int, length: int | None, new_tokens: int | None, default: int) -> list[None]:
     """The holes behind a prompt of so many tokens."""
     if new_tokens is not None:
         if length is not None:
             raise UserError("give length, which counts the prompt, or new_tokens, not both")
+        check_whole("new_tokens", new_tokens)
         if not 1 <= new_tokens <= MAX_LENGTH:
             raise UserError(f"new_tokens must lie in 1..{MAX_LENGTH:,}, got {new_tokens}")
         return [None] * new_tokens
     length = default if length is None else length
+    check_whole("length", length)
     if not 1 <= length <= MAX_LENGTH:
         raise UserError(f"length must lie in 1..{MAX_LENGTH:,}, got {length}")
     if n_prompt >= length:
@@ -397,6 +469,8 @@ def load(
     Averaged weights are used unless `weights="raw"` asks for those that training left. `precision` is the
     trunk's; what is computed from its output is float32 or better in any case.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise UserError(f"load takes a name, such as 'pocket', or a path, got {name!r}")
     for what, value, known in (("weights", weights, Weights), ("precision", precision, Precision)):
         if value not in get_args(known):
             raise UserError(f"unknown {what} '{value}'{did_you_mean(str(value), get_args(known))}")
@@ -414,7 +488,9 @@ def load(
     )
     if not isinstance(tokenizer, TextTokenizer):
         raise UserError(f"{name} makes images: see xdlm paint, or xdlm.images in Python")
-    return Model(denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step)
+    return Model(
+        denoiser, process, tokenizer, checkpoint.config, used, checkpoint.step, name=str(name)
+    )
 
 
 def check_writes(config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from xdlm import Model, UserError, load
 from xdlm.bundled import NAMES, bundled_folder
-from xdlm.config import DataConfig, ProcessConfig, RunConfig, load_config
+from xdlm.config import DataConfig, ProcessConfig, RunConfig, TrainConfig, load_config
 from xdlm.models import PRESETS, build_denoiser
 from xdlm.sampling import Change
 
@@ -139,6 +140,93 @@ def test_settings_of_the_other_sampler_are_refused() -> None:
             model.complete(ids, new_tokens=2)
     with pytest.raises(UserError, match="index numbers 1 rows, and there are 2"):
         model.complete(["a", "b"], new_tokens=2, index=[0])
+
+
+def test_arguments_that_are_none_get_one_line() -> None:
+    model = model_of("mixed")
+    for how, says in (
+        ({"steps": 1.5}, "steps must be a whole number, got 1.5"),
+        ({"steps": "8"}, "steps must be a whole number, got '8'"),
+        ({"n": 1.5}, "n must be a whole number"),
+        ({"length": 8.0}, "length must be a whole number"),
+        ({"new_tokens": "8"}, "new_tokens must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"seed": 2**64}, r"seed must lie in 0\.\.2\^63-1, got 18446744073709551616"),
+        ({"seed": -1}, "seed must lie in"),
+        ({"seed": -1, "banned": [0]}, "seed must lie in"),
+        ({"temperature": "1"}, "temperature must be a number, got '1'"),
+        ({"top_p": None}, "top_p must be a number, got None"),
+        ({"sampler": "confidence", "block_length": 1.5}, "block_length must be a whole number"),
+        ({"sampler": "confidence", "guidance": "2"}, "guidance must be a number"),
+        (
+            {"prompt": ["a", "b"]},
+            r"a prompt is one text, got \['a', 'b'\]; complete\(\[\.\.\.\]\) takes",
+        ),
+    ):
+        with pytest.raises(UserError, match=says):
+            model.sample(**{"steps": 2, "length": None if "new_tokens" in how else 8, **how})
+    with pytest.raises(UserError, match=r"a template is one text, got \['a"):
+        model.infill(["a <mask>", "b <mask>"])  # type: ignore[arg-type]
+    for prompts, says in ((3, "a list of prompts, got 3"), ([3], "a text or a list of tokens")):
+        with pytest.raises(UserError, match=says):
+            model.complete(prompts, new_tokens=2)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="seed must lie in"):
+        model.complete(["a"], new_tokens=2, seed=-1)
+    for texts, says in (
+        ([1], "a list of texts, and 1 is none"), (None, "a list of texts, got None"),
+        ([""], "holds no text"), ([" \n", ""], "holds no text"), ([], "holds no text"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            model.perplexity(texts)  # type: ignore[arg-type]
+    for how, says in (({"seed": 1.5}, "seed must be"), ({"draws": 1.5}, "draws must be")):
+        with pytest.raises(UserError, match=says):
+            model.perplexity(["It was"], **how)
+    for name in (None, 3):
+        with pytest.raises(UserError, match=f"a name, such as 'pocket', or a path, got {name}"):
+            load(name)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="k must be a number, got 'a'"):
+        model.mixed("a")  # type: ignore[arg-type]
+
+
+def test_rules_say_with_which_settings_they_work() -> None:
+    model = model_of("mixed")
+    for how, says in (
+        ({"impl": "dense"}, "banned and blanks work with impl='thinned' only, not with 'dense'"),
+        ({"sampler": "confidence", "refresh": 2}, "banned and blanks work without refresh"),
+    ):
+        with pytest.raises(UserError, match=says):
+            model.sample(1, steps=2, length=8, banned=[0], **how)
+
+
+def test_a_result_is_shown_in_a_line() -> None:
+    drawn = model_of("masked").sample(5, steps=2, length=24)
+    assert repr(drawn).startswith("TextSample('") and "\n" not in repr(drawn)
+    assert repr(drawn).endswith(f"', and 2 more; tokens [5, 24], nfe={drawn.nfe})")
+    assert len(repr(drawn)) < 400
+    short = replace(drawn, text=["It was.", "a\nb " * 99], tokens=drawn.tokens[:2])
+    assert repr(short) == (
+        f"TextSample('It was.', '{('a b ' * 15)}...'; tokens [2, 24], nfe={drawn.nfe})"
+    )
+
+
+def test_rows_beyond_those_of_training_are_warned_of_once() -> None:
+    """Not where a model is from elsewhere, and its rows perhaps were longer."""
+    model = replace(load("pocket", device="cpu"), name="mine")
+    says = "mine was trained on rows of 128 tokens; 129 are beyond them, and quality drops"
+    with pytest.warns(UserWarning, match=f"^{says}$") as seen:
+        model.sample(1, steps=1, length=129)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    with pytest.warns(UserWarning, match="130 are beyond"):
+        model.complete([[5] * 100], new_tokens=30, steps=1)
+    elsewhere = replace(model, config=replace(model.config, train=TrainConfig()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.sample(1, steps=1, length=129)  # said already
+        model.infill("<mask:129>", steps=1)
+        model.sample(1, steps=1)
+        model.complete([[5] * 100], new_tokens=28, steps=1)
+        for other in (elsewhere, replace(model, step=0)):
+            other.sample(1, steps=1, length=131)
 
 
 def test_packing_is_that_of_training() -> None:
