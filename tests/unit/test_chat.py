@@ -46,7 +46,7 @@ def test_each_answer_says_how_it_ended(monkeypatch, capsys) -> None:
     out, said = capsys.readouterr()
     assert out.splitlines() == ["So.", "So it"]
     assert said.splitlines()[1:] == [
-        "2 tokens (ended), 3 forward passes", "12 tokens (no room for more), 4 forward passes",
+        "2 tokens (ended), 3 forward passes", "12 tokens (reached --new-tokens), 4 forward passes",
     ]  # fmt: skip
 
 

@@ -53,8 +53,12 @@ def test_a_run_may_be_spent_in_pieces_of_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "ctrl-c"])
-def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ids=["kill -9", "ctrl-c", "by a scheduler"],
+)
+def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int, code: int) -> None:
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     steps = 60
     # The log averages over steps and does not fall in with the checkpoints: that must resume too.
@@ -66,9 +70,11 @@ def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int) -> N
     wait_for(lambda: latest_checkpoint(broken) is not None, process)
     process.send_signal(how)
     process.wait(timeout=60)
-    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL)
+    assert process.returncode == code
     stopped_at = open_checkpoint(latest_checkpoint(broken)).step
     assert 0 < stopped_at < steps, "the run was over before it could be stopped"
+    words = f"stopped at step {stopped_at}, saved {latest_checkpoint(broken)}; go on with --resume"
+    assert how == signal.SIGKILL or words in " ".join(process.stderr.read().split())
     refused = start(recipe)
     assert refused.wait(timeout=60) == 2 and "--resume" in refused.stderr.read()
     resumed = start(recipe, "--resume")
@@ -101,6 +107,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, monkeypatch, sent:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         assert not trainer.run()
+        assert trainer.ended_by == sent[0]
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN, "not given back"
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -179,7 +179,7 @@ class Conversation:
 
 def _told(answer: Completion) -> str:
     """An answer may be empty, or break off in the middle of a word: neither should be a riddle."""
-    why = "ended" if answer.stopped else "no room for more"
+    why = "ended" if answer.stopped else "reached --new-tokens"
     return f"{len(answer.tokens)} tokens ({why}), {answer.nfe} forward passes"
 
 

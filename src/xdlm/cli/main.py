@@ -43,7 +43,7 @@ verbs:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 done, 2 bad input, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 2 bad input, 130 interrupted, 143 training ended by SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an odd locale costs a character, not the run

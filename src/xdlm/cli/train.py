@@ -84,9 +84,9 @@ def run(arguments: list[str]) -> None:
             trainer.restore(checkpoint)
         elif start is not None:
             trainer.start_from(start)
-        in_order = trainer.run()
-    if not in_order:
-        sys.exit(130)
+        trainer.run()
+    if trainer.ended_by is not None:
+        sys.exit(128 + trainer.ended_by)  # as shells say it: 130 for Ctrl-C, 143 for SIGTERM
 
 
 def make_trainer(config: RunConfig, tokenizer: Tokenizer, world: World | None = None) -> Trainer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,10 @@ from xdlm.training.sharding import own_part
 from xdlm.training.trained import read_base, read_start
 
 #: What a process may say before a step, from good to bad.
-_GO_ON, _TIME_IS_UP, _INTERRUPTED, _FAILED = range(4)
+_GO_ON, _TIME_IS_UP, _INTERRUPTED, _TERMINATED, _FAILED = range(5)
+#: What a signal has a process say, and back: what all of them end with.
+_SIGNALS = {_INTERRUPTED: signal.SIGINT, _TERMINATED: signal.SIGTERM}
+_VERDICTS = {number: verdict for verdict, number in _SIGNALS.items()}
 #: A validation takes the model and gives nats per token and their standard error. All processes do it
 #: together, and all get the same.
 Validate = Callable[["Trainer"], tuple[float, float]]
@@ -120,12 +124,13 @@ class Trainer:
         self.out = Path(config.train.out)
         self._saver = Saver(self.out, self.world, sharded=self.engine.sharded)
         self._saved_at: int | None = None
+        self.ended_by: signal.Signals | None = None
 
     # -- the loop --------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Train to the last step, or until the time is up. False if Ctrl-C ended it early; either way the
-        state is saved."""
+        """Train to the last step, or until the time is up. False if a signal ended it early (`ended_by`
+        says which); either way the state is saved."""
         config = self.config.train
         end = math.inf if config.minutes is None else time.monotonic() + 60 * config.minutes
         if self.step > config.steps:
@@ -158,7 +163,8 @@ class Trainer:
             verdict = _GO_ON
             while self.step < config.steps:
                 late = _TIME_IS_UP if time.monotonic() > end else _GO_ON
-                verdict = self._vote(_INTERRUPTED if interrupted() else late)
+                came = interrupted()
+                verdict = self._vote(late if came is None else _VERDICTS[came])
                 if verdict != _GO_ON:
                     break
                 rate, norm = self.take_step()
@@ -182,8 +188,13 @@ class Trainer:
             self._vote(wait=True)
             finished = self.step == config.steps
             where = checkpoint_folder(self.out, self.step)
-            log.say(f"saved {where}" if finished else f"stopped at step {self.step}, saved {where}")
-        return verdict != _INTERRUPTED
+            log.say(
+                f"saved {where}"
+                if finished
+                else f"stopped at step {self.step}, saved {where}; go on with --resume"
+            )
+        self.ended_by = _SIGNALS.get(verdict)
+        return self.ended_by is None
 
     def take_step(self) -> tuple[float, torch.Tensor]:
         """One optimiser step. Returns the learning rate and the gradient's norm before clipping."""
