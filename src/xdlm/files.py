@@ -106,7 +106,9 @@ def explained(target: Path) -> Iterator[None]:
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"cannot write {target}: a part of its path is a file, not a folder") from error
+        raise UserError(
+            f"cannot write {target}: a part of its path is a file, not a folder"
+        ) from error
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 

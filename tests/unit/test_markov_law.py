@@ -244,7 +244,8 @@ def test_damaged_laws_are_refused_in_one_line(damage: str, tmp_path: Path, capsy
     assert stop.value.code == 2 and str(file) in message and message.count("\n") == 1
 
 
-def test_the_command_learns_keeps_and_draws_again(tmp_path: Path, capsys) -> None:
+def test_the_command_learns_keeps_and_draws_again(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
     kept, records = tmp_path / "novels.safetensors", tmp_path / "draws.jsonl"
     main(["eval", "draws", "--law", "markov", "--states", "4", "--read", "20000", "--length", "16",
           "--steps", "2", "--n", "8", "--bound", "4", "--keep-law", str(kept), "--records",

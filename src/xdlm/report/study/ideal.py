@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ from xdlm.evaluation.known_law import BOUND, ENTROPY, EXCESS, PERPLEXITY
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.colours import series_colours
 from xdlm.report.comparison import method_of
-from xdlm.report.figures import draw_by_steps
+from xdlm.report.figures import Lines, Point, draw_by_steps
 from xdlm.report.plots import save_panels
 from xdlm.report.study import paper
-from xdlm.report.study.collection import Study, ordered
+from xdlm.report.study.collection import Grid, Study, ordered
 from xdlm.report.study.commands import draw_known_again
 from xdlm.report.study.law_texts import (
     EXACT,
@@ -89,13 +89,16 @@ def _bounds_alike(laws: Laws) -> list[Finding]:
         bounds = {method_of(r): estimate(r) for r in own if r.metric == BOUND}
         masked = bounds.pop(MASKED, None)
         if masked is not None:
-            tests += [
-                under(name, _alike(method, bounds[method], masked)) for method in ordered(bounds)
-            ]
+            tests += _named(name, [_alike(m, bounds[m], masked) for m in ordered(bounds)])
     theirs = paper.VALIDATION.column("PPL")
     gaps = ", ".join(f"{m} {percent(theirs[m] / theirs[MASKED] - 1)}" for m in (MIXED, UNIFORM))
     claim = f"{TITLE}, the bound is within {100 * _ALIKE:g} % of {MASKED}'s under every noise"
     return [Finding(claim, f"trained: {gaps}", tests)] if tests else []
+
+
+def _named(law: str, tests: list[Test]) -> list[Test]:
+    """Tests of one law, which the first of them names."""
+    return [under(law, test) for test in tests[:1]] + tests[1:]
 
 
 def _alike(name: str, one: Estimate, other: Estimate) -> Test:
@@ -130,7 +133,7 @@ def _most(laws: Laws) -> list[Finding]:
                 f"perplexity, those of {MASKED} and of {MIXED}"
             )
             tests = [_alike(method, cells[method][steps], law) for method in (MASKED, MIXED)]
-            found.append(Finding(claim, "", [under(name, test) for test in tests]))
+            found.append(Finding(claim, "", _named(name, tests)))
     return found
 
 
@@ -198,16 +201,38 @@ def _bounds(records: Sequence[EvalRecord]) -> list[str]:
 
 
 def _plot(laws: Laws, file: Path) -> None:
-    """Perplexities over the law's own, a panel for each law and way to draw."""
+    """Perplexities over the law's own, a panel for each law and way to draw; and exact draws against those
+    of masked noise."""
     methods = ordered({method_of(r) for own in laws.values() for r in own})
     colours = series_colours(list(methods))
 
     def panel(name: str, way: str, axes: Axes) -> None:
-        own = own_perplexity(laws[name]).value
-        lines = over(cells_of(laws[name], PERPLEXITY, way), own)
+        lines = over(cells_of(laws[name], PERPLEXITY, way), own_perplexity(laws[name]).value)
         draw_by_steps(axes, lines, colours, f"perplexity / the law's ({name}, {way})", None)
 
-    save_panels(file, [
-        partial(panel, name, way) for name, own in laws.items() for way in (EXACT, NOISY)
-        if cells_of(own, PERPLEXITY, way)
-    ], small=True)  # fmt: skip
+    def beside(name: str, axes: Axes) -> None:
+        lines = _over_masked(cells_of(laws[name], PERPLEXITY, EXACT))
+        draw_by_steps(axes, lines, colours, f"exact draws' / {MASKED}'s ({name})", None)
+        axes.axhline(1.0, color=colours[MASKED], linewidth=1.4)
+
+    panels: list[Callable[[Axes], None]] = []
+    for name, own in laws.items():
+        drawn = {way: cells_of(own, PERPLEXITY, way) for way in (EXACT, NOISY)}
+        panels += [partial(panel, name, way) for way, cells in drawn.items() if cells]
+        panels += [partial(beside, name)] if _over_masked(drawn[EXACT]) else []
+    save_panels(file, panels, small=True)
+
+
+def _over_masked(cells: Grid[int]) -> Lines:
+    """As shares of what masked noise has in as many steps."""
+    masked = cells.get(MASKED, {})
+    found: Lines = {}
+    for method, row in cells.items():
+        gaps = {
+            n: difference(logarithm(row[n]), logarithm(masked[n]))
+            for n in sorted(row.keys() & masked.keys())
+        }
+        ratios = {n: math.exp(gap.value) for n, gap in gaps.items()}
+        if ratios and method != MASKED:
+            found[method] = [Point(float(n), r, r * gaps[n].stderr) for n, r in ratios.items()]
+    return found
