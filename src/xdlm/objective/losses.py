@@ -32,16 +32,15 @@ def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor
 
     Averaged over t ~ U(0, 1) and z ~ q_t(. | x), and with what `bound_ends` adds (little, unless alpha is
     far from 0 at t = 1), it bounds -log p(x). `logits` [B, L, N] may hold anything at special tokens; `t`
-    is [B] or a number. Where noise cannot have made z of x by the time t, it is infinite.
+    is [B] or a number. Where the rate of z is 0 so is the loss: under masked noise, wherever z is no mask.
     """
     process.check_logits(logits, x, z)
     process.check_data(x)
     process.check_noisy(z)
-    t = batch_times(t, x)
     # GIDD's rates are infinite at both ends, where its loss has a limit: take it from beside them.
-    coefs = process.coefs(t.clamp(_FIRST, process.time_range[1]))
+    coefs = process.coefs(batch_times(t, x).clamp(_FIRST, process.time_range[1]))
     stats = stats_of_logits(logits, x, z, row_log_c(process, coefs, x), mask_id=process.special_ids)
-    return _infinite_where_impossible(nelbo_of_stats(coefs, stats, x, z), process.coefs(t), x, z)
+    return nelbo_of_stats(coefs, stats, x, z)
 
 
 def nelbo_of_stats(
@@ -81,7 +80,7 @@ def step_kl(
 ) -> Tensor:
     """`KL( q(z_s | z_t, x) || p(z_s | z_t) )` for s < t (Lemma 3), nats per position, [B, L].
 
-    s = 0 gives the reconstruction term -log p(x | z_t). Where z cannot have come from x, it is infinite.
+    s = 0 gives the reconstruction term -log p(x | z_t).
     """
     s, t = batch_times(s, x), batch_times(t, x)
     check_order(s, t)
@@ -97,8 +96,7 @@ def step_kl_between(
     process.check_data(x)
     process.check_noisy(z)
     stats = stats_of_logits(logits, x, z, row_log_c(process, at_s, x), mask_id=process.special_ids)
-    loss = step_kl_of_stats(process, at_s, at_t, stats, x, z)
-    return _infinite_where_impossible(loss, at_t, x, z)
+    return step_kl_of_stats(process, at_s, at_t, stats, x, z)
 
 
 def step_kl_of_stats(
@@ -123,13 +121,6 @@ def step_kl_of_stats(
     bracket = torch.log1p(u * torch.expm1(r)) - u * r + surely_redrawn
     kl = torch.where(u > 0, u * marginal_kl(at_s, stats), 0.0) + bracket
     return kl.to(stats.S.dtype)
-
-
-def _infinite_where_impossible(loss: Tensor, at_t: Coefs, x: Tensor, z: Tensor) -> Tensor:
-    """The loss, and infinity where `q_t(z | x) = 0`, as for a token that is neither x nor noise. No weight
-    is on such pairs in an expectation; who puts one in by mistake should not read that it is predicted
-    perfectly. Done without a question to a GPU."""
-    return torch.where(at_t.of((z == x).double(), z) <= 0, torch.inf, loss)
 
 
 def row_log_c(process: NoiseProcess, coefs: Coefs, x: Tensor) -> Tensor | None:
