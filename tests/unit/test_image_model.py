@@ -86,7 +86,7 @@ def test_guidance_needs_classes(model: ImageModel) -> None:
 
 
 def test_a_model_of_text_is_no_model_of_images() -> None:
-    with pytest.raises(UserError, match="writes text"):
+    with pytest.raises(UserError, match="is a text model"):
         load_image_model("pocket", device="cpu")
 
 
@@ -254,7 +254,7 @@ def test_bad_measures_get_one_line(folder: Path, capsys: pytest.CaptureFixture) 
         ("--n", "1"): "--n must lie in 4",
         ("--guidance", "-1"): "guidance must lie in",
         ("--schedule", "risin"): "did you mean 'rising'",
-        ("--model", "pocket"): "writes text",
+        ("--model", "pocket"): "is a text model",
         ("--inception", str(folder / "absent.pt")): "no Inception weights at",
     }
     for flags, message in cases.items():
