@@ -53,6 +53,7 @@ def run(arguments: list[str]) -> None:
         raise UserError(f"--sample must lie in 1..{n}, got {options.sample}")
     if options.to is not None:
         export(recording, Path(options.to), title=f"How the {recording.kind} came about")
+        print(f"-> {options.to}")
         return
     screen = Console()
     if options.frames is None and screen.is_terminal and sys.stdin.isatty():

@@ -68,7 +68,8 @@ def run(arguments: list[str]) -> None:
     sources = [*data, *(ZERO_SHOT if options.zero_shot else ())]
     # All of them, before hours of work.
     texts = [(source, read_rows(model, source, options.length)) for source in sources]
-    table = Table("text", "perplexity", "nats/token", "bits/char", "tokens", "rows", "documents")
+    bound = "perplexity (at most)" if model.process is not None else "perplexity"
+    table = Table("text", bound, "nats/token", "bits/char", "tokens", "rows", "documents")
     records = []
     for source, rows in texts:
         plan = plan_perplexity(
@@ -95,9 +96,13 @@ def run(arguments: list[str]) -> None:
 
 
 def _remarks(records: Sequence[EvalRecord]) -> list[str]:
-    """Why a figure stands there without its error."""
+    """Why a figure stands there without its error, or is not there."""
     without = any(r.value != math.inf and not is_known(r.stderr) for r in records)
-    return ["no error from one row and one draw"] if without else []
+    cut = any("texts" not in r.details and "bits_per_character" not in r.details for r in records)
+    return [
+        *(["no error from one row and one draw"] if without else []),
+        *(["bits/char needs all rows of a text; documents are those of all rows"] if cut else []),
+    ]
 
 
 def _add_row(table: Table, record: EvalRecord) -> None:
