@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from studies import config, of, page_of_study, verdicts, whole
 
 from xdlm import UserError
 from xdlm.evaluation.records import EvalRecord
+from xdlm.report.study import compose
 from xdlm.report.study.collection import collect
 
 ORIGIN = {"data": "corpus:train", "tokenizer": "pocket", "states": 8, "read": 1000}
@@ -80,7 +82,7 @@ def test_the_page_tells_the_noise_from_what_is_learned() -> None:
     assert "| UDLM | 100.5 ± 5.0 | +1.0 % ± 0.0 | 99.00 | 0.005 ± 0.004 |" in text
     assert "markov-8: XDLM k=0.1 -1.0 % ± 0.0; UDLM +1.0 % ± 0.0" in text
     assert "Drawn from a known law" not in text  # which is of independent tokens
-    assert "figures/ideal.png" in text
+    assert "figures/ideal.png" not in text  # of two numbers of steps
     command = (
         "xdlm eval draws --law markov --data corpus:train --tokenizer pocket --states 8 --read 1000 "
         "--keep-law law-1.safetensors --process.kind masked --impl thinned --n 32 --length 64 "
@@ -119,3 +121,12 @@ def test_what_only_one_method_was_drawn_in_is_not_compared() -> None:
     assert (
         verdicts(page(drawn(sure)))[f"Given ideal predictions, 256 steps: {law}"] == "does not hold"
     )
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    levels = {**LEVELS, ("MDLM", "thinned", 16): 150.0, ("UDLM", "thinned", 16): 140.0}
+    study = replace(collect(whole()), law=drawn(levels))
+    text, plots = compose(study, "results", "RESULTS.md")
+    assert "figures/ideal.png" in text
+    plots["ideal"](tmp_path / "ideal.png")
+    assert 3_000 < (tmp_path / "ideal.png").stat().st_size < 100_000

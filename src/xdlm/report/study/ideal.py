@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xdlm.evaluation.known_law import BOUND, ENTROPY, EXCESS, PERPLEXITY
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
 TITLE = "Given ideal predictions"
 #: What differs by less than this share counts as alike: the paper's likelihoods differ by 3.3 and 11 %.
 _ALIKE = 0.03
+#: Numbers of steps that make a curve.
+_CURVE = 3
 #: In how many of the fewest numbers of steps mixed noise is compared with the others.
 _FEW = 3
 _ABOUT = (
@@ -70,7 +71,10 @@ def ideal_predictions(study: Study) -> Section | None:
     if not records:
         return None
     laws = by_law(records)
-    figures: dict[str, Plot] = {"ideal": partial(_plot, laws)}
+    panels = _panels(laws)
+    figures: dict[str, Plot] = (
+        {"ideal": partial(save_panels, panels=panels, small=True)} if panels else {}
+    )
     tables = [part for own in laws.values() for part in _tables(own)]
     return Section(
         TITLE, ("tab:app_owt_valppl", "tab:owt_performance"), [_ABOUT, *tables], _findings(laws), figures,
@@ -200,11 +204,10 @@ def _bounds(records: Sequence[EvalRecord]) -> list[str]:
     return [title, markdown_table(heads, rows)] if rows else []
 
 
-def _plot(laws: Laws, file: Path) -> None:
-    """Perplexities over the law's own, a panel for each law and way to draw; and exact draws against those
-    of masked noise."""
-    methods = ordered({method_of(r) for own in laws.values() for r in own})
-    colours = series_colours(list(methods))
+def _panels(laws: Laws) -> list[Callable[[Axes], None]]:
+    """Perplexities over the law's own, for each law and way to draw that has a curve to show; and exact
+    draws against those of masked noise."""
+    colours = series_colours(ordered({method_of(r) for own in laws.values() for r in own}))
 
     def panel(name: str, way: str, axes: Axes) -> None:
         lines = over(cells_of(laws[name], PERPLEXITY, way), own_perplexity(laws[name]).value)
@@ -217,10 +220,13 @@ def _plot(laws: Laws, file: Path) -> None:
 
     panels: list[Callable[[Axes], None]] = []
     for name, own in laws.items():
-        drawn = {way: cells_of(own, PERPLEXITY, way) for way in (EXACT, NOISY)}
-        panels += [partial(panel, name, way) for way, cells in drawn.items() if cells]
-        panels += [partial(beside, name)] if _over_masked(drawn[EXACT]) else []
-    save_panels(file, panels, small=True)
+        for way in (EXACT, NOISY):
+            cells = cells_of(own, PERPLEXITY, way)
+            if max(map(len, cells.values()), default=0) < _CURVE:
+                continue
+            panels.append(partial(panel, name, way))
+            panels += [partial(beside, name)] if way == EXACT and _over_masked(cells) else []
+    return panels
 
 
 def _over_masked(cells: Grid[int]) -> Lines:
