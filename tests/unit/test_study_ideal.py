@@ -72,7 +72,7 @@ def test_the_page_tells_the_noise_from_what_is_learned() -> None:
     assert found[NEAR] == "holds"
     lower = "XDLM k=0.1's texts have a lower perplexity than MDLM's"
     assert found[f"{title}, 4 steps: {lower}"] == "holds"
-    assert found[f"{title}, 256 steps: {lower}"] == "not separated by the noise"
+    assert f"{title}, 256 steps: {lower}" not in found  # which are the most
     law = "texts are within 3 % of the law's own perplexity, those of MDLM and of XDLM k=0.1"
     assert found[f"{title}, 256 steps: {law}"] == "not separated by the noise"
     noisy = f"{title}, drawn by float32 noise, 256 steps: MDLM's texts have a lower perplexity than"

@@ -114,12 +114,12 @@ def _alike(name: str, one: Estimate, other: Estimate) -> Test:
 
 
 def _fewest(laws: Laws) -> list[Finding]:
-    """In the fewest steps: which is nearer to the law, all being above it."""
+    """In the fewest steps, not the most: which is nearer to the law, all being above it."""
     found = []
     for other in (MASKED, UNIFORM):
         for name, own in laws.items():
             cells = cells_of(own, PERPLEXITY, EXACT)
-            for steps in steps_of(cells, MIXED, other)[:_FEW]:
+            for steps in steps_of(cells, MIXED, other)[:-1][:_FEW]:
                 test = below(MIXED, cells[MIXED][steps], other, cells[other][steps])
                 claim = f"{TITLE}, {steps:,} steps: {MIXED}'s texts have a lower perplexity than {other}'s"
                 found.append(Finding(claim, "", [under(name, test)]))
