@@ -27,7 +27,7 @@ from torch import Tensor
 from xdlm.blanks import BlankRule, force, make_rules, read_template
 from xdlm.config import DataConfig, LoraConfig, ProcessConfig, RunConfig, TrainConfig
 from xdlm.data import Rows, data_root, pack
-from xdlm.errors import UserError, check_whole, did_you_mean
+from xdlm.errors import UserError, check_seed, check_whole, did_you_mean
 from xdlm.evaluation import Likelihood, likelihood
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
@@ -260,7 +260,7 @@ class Model:
     ) -> Likelihood:
         """The same for text that is already packed. It is under the noise of training, also where `mixed`
         says to sample as another."""
-        _check_seed(seed)
+        check_seed(seed)
         check_whole("draws", draws)
         process = self.process
         if self.sampled_as is not None and process is not None:
@@ -358,7 +358,7 @@ class Model:
     ) -> TextSample:
         """`n` times the same row, filled; None is a hole."""
         check_whole("n", n)
-        _check_seed(args["seed"])
+        check_seed(args["seed"])
         if not 1 <= n <= MAX_SAMPLES:
             raise UserError(f"n must lie in 1..{MAX_SAMPLES:,}, got {n}")
         if rules:
@@ -393,15 +393,14 @@ class Model:
         here = self.step > 0 and config.train != TrainConfig() and config.start() is None
         if here and length > self.length:
             _say_once(
-                f"{self.name} was trained on rows of {self.length} tokens; {length} are beyond them, and "
-                "quality drops"
+                f"{self.name} was trained on rows of {self.length} tokens: quality drops beyond them"
             )
 
     def _write(
         self, rows: Sequence[Sequence[int | None]], how: Mapping[str, Any], **args: Any
     ) -> list[Part]:
         check_writes(self.config)
-        _check_seed(args["seed"])
+        check_seed(args["seed"])
         assert self.process is not None
         longest = max(map(len, rows), default=0)
         if longest > MAX_LENGTH:
@@ -430,13 +429,6 @@ def _check_text(what: str, given: object) -> None:
         raise UserError(
             f"{what} is one text, got {_shown(given)}; complete([...]) takes several prompts"
         )
-
-
-def _check_seed(seed: int) -> None:
-    """What is beyond 64 bits would come round to small ones."""
-    check_whole("seed", seed)
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed must lie in 0..2^63-1, got {seed}")
 
 
 def _room(n_prompt: int, length: int | None, new_tokens: int | None, default: int) -> list[None]:

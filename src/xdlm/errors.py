@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class UserError(ValueError):
@@ -33,9 +34,16 @@ def check_number(what: str, value: object) -> None:
         raise UserError(f"{what} must be a number, got {value!r}")
 
 
-def check_whole(what: str, value: object) -> None:
+def check_whole(what: str, value: Any) -> None:
     """The same of what is counted: 1.5 steps are none."""
     try:
-        operator.index(value)  # type: ignore[arg-type]
+        operator.index(value)
     except TypeError:
         raise UserError(f"{what} must be a whole number, got {value!r}") from None
+
+
+def check_seed(seed: int) -> None:
+    """What is beyond 64 bits would come round to small ones."""
+    check_whole("seed", seed)
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed must lie in 0..2^63-1, got {seed}")

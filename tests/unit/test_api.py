@@ -212,16 +212,16 @@ def test_a_result_is_shown_in_a_line() -> None:
 def test_rows_beyond_those_of_training_are_warned_of_once() -> None:
     """Not where a model is from elsewhere, and its rows perhaps were longer."""
     model = replace(load("pocket", device="cpu"), name="mine")
-    says = "mine was trained on rows of 128 tokens; 129 are beyond them, and quality drops"
+    says = "mine was trained on rows of 128 tokens: quality drops beyond them"
     with pytest.warns(UserWarning, match=f"^{says}$") as seen:
         model.sample(1, steps=1, length=129)
     assert len(seen) == 1 and seen[0].filename == __file__
-    with pytest.warns(UserWarning, match="130 are beyond"):
-        model.complete([[5] * 100], new_tokens=30, steps=1)
+    with pytest.warns(UserWarning, match="^another was trained on rows of 128 tokens"):
+        replace(model, name="another").complete([[5] * 100], new_tokens=30, steps=1)
     elsewhere = replace(model, config=replace(model.config, train=TrainConfig()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model.sample(1, steps=1, length=129)  # said already
+        model.sample(1, steps=1, length=130)  # said already
         model.infill("<mask:129>", steps=1)
         model.sample(1, steps=1)
         model.complete([[5] * 100], new_tokens=28, steps=1)

@@ -217,11 +217,12 @@ class IdealDenoiser(Denoiser):
 
     def _seen(self, z: Tensor, t: Tensor) -> Tensor:
         """How likely each state is to show `z`, over the likeliest one: [B, L, K]."""
-        shown = F.embedding(z, self.said).double()
-        begun = (t == 1)[:, None, None]  # a sampler and a bound both begin with pure noise
+        begun = t == 1  # a sampler and a bound both begin with pure noise
         at_t, pure = self.process.coefs(t.double()), self.process.terminal(t.double())
-        seen, noise = (c.alpha[:, None, None] * shown + c.b.at(z)[..., None] for c in (at_t, pure))
-        seen = torch.where(begun, noise, seen)
+        alpha = torch.where(begun, pure.alpha, at_t.alpha)
+        b = torch.where(begun[:, None], pure.b.at(z), at_t.b.at(z))
+        shown = F.embedding(z, self.said).double()
+        seen = alpha[:, None, None] * shown + b[..., None]
         return (seen / seen.amax(-1, keepdim=True)).to(self.says.dtype)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling.batching import Batcher
@@ -163,8 +163,7 @@ class Engine:
         longest = self.limits.waiting
         if not 1 <= request.n <= longest:
             raise UserError(f"n must lie in 1..{longest}, got {request.n}")
-        if not 0 <= request.seed < 1 << 63:
-            raise UserError(f"seed must lie in 0..2^63 - 1, got {request.seed}")
+        check_seed(request.seed)
         if request.timeout is not None and not request.timeout > 0:
             raise UserError(f"timeout must be positive, got {request.timeout}")
         self._make_row(request, 0)  # what is wrong with its settings shows here

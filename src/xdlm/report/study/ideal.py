@@ -109,8 +109,8 @@ def _alike(name: str, one: Estimate, other: Estimate) -> Test:
     """Whether two differ by so little that chance does not hide a difference either."""
     gap = difference(logarithm(one), logarithm(other))
     room = Estimate(_ALIKE - abs(gap.value), gap.stderr)
-    found = positive(room, f"{name} {as_share(gap)}", f"{name} {percent(math.expm1(gap.value))}")
-    return Test(found.outcome, f"{name} {as_share(gap)}", f"{name} {as_share(gap)}")
+    words = f"{name} {as_share(gap)}"
+    return Test(positive(room, words, words).outcome, words, words)
 
 
 def _fewest(laws: Laws) -> list[Finding]:

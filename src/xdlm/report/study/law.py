@@ -20,6 +20,7 @@ from xdlm.report.study.commands import draw_known_again
 from xdlm.report.study.crossover import by_steps
 from xdlm.report.study.law_texts import (
     NOISY,
+    RECKONED,
     Laws,
     by_law,
     cells_of,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 TITLE = "Drawn from a known law"
 _THE_LAW = "the law"
-_CALCULATED = f"{NOISY}, calculated"
 #: Drawn by float64 noise in published code, so that its texts are no others.
 _EXACT = "UDLM"
 _ENTROPIES = by_steps(paper.OWT_ENTROPY)
@@ -79,7 +79,7 @@ def _under(laws: Laws, way: str) -> dict[str, Grid[int]]:
 
 def _findings(laws: Laws) -> list[Finding]:
     """In the most steps, by calculation where there is any: texts would have to be many to tell as much."""
-    ways = [way for way in (_CALCULATED, NOISY) if any(_under(laws, way).values())]
+    ways = [way for way in (RECKONED, NOISY) if any(_under(laws, way).values())]
     if not ways:
         return []
     drawn = {name: cells for name, cells in _under(laws, ways[0]).items() if cells}
@@ -120,7 +120,7 @@ def _tables(records: Sequence[EvalRecord]) -> list[str]:
 
 def _falls(laws: Laws, exact: Grid[int]) -> list[str]:
     """What is lost from few to many steps: by calculation, in the paper, and where draws are `exact`."""
-    calculated = {name: cells for name, cells in _under(laws, _CALCULATED).items() if cells}
+    calculated = {name: cells for name, cells in _under(laws, RECKONED).items() if cells}
     most = max((n for cells in calculated.values() for n in all_steps(cells)), default=0)
 
     def falls(row: Mapping[int, Estimate], *, logarithmic: bool = False) -> str:
@@ -154,7 +154,7 @@ def _plot(laws: Laws, file: Path) -> None:
 
     def panel(name: str, axes: Axes) -> None:
         own = own_perplexity(laws[name]).value
-        ways = (cells_of(laws[name], PERPLEXITY, way) for way in (_CALCULATED, NOISY))
+        ways = (cells_of(laws[name], PERPLEXITY, way) for way in (RECKONED, NOISY))
         calculated, drawn = (over(cells, own) for cells in ways)
         title = f"perplexity / the law's ({name})"
         draw_by_steps(axes, calculated or drawn, colours, title, None)

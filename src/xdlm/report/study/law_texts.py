@@ -17,8 +17,9 @@ from xdlm.report.tables import markdown_table
 
 #: What records of one law have in common, and what those of texts have too.
 _ALIKE, _DRAWN = (*ALWAYS, "temperature", "top_p"), ("n",)
-EXACT, NOISY = "exact draws", "float32 noise"
-_WAYS = {GUMBEL: NOISY, CALCULATED: f"{NOISY}, calculated"}
+#: How texts were drawn, or that nothing was.
+EXACT, NOISY, RECKONED = "exact draws", "float32 noise", "float32 noise, calculated"
+_WAYS = {GUMBEL: NOISY, CALCULATED: RECKONED}
 
 #: Records by the names of their laws.
 Laws = dict[str, list[EvalRecord]]
