@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from xdlm.api import tokenizer_of
 from xdlm.cli.train import make_trainer
 from xdlm.errors import UserError
-from xdlm.models import UNet, UNetConfig, build_denoiser, drawing_head, head_stats
-from xdlm.models.logistic import level_draws, level_log_probs
+from xdlm.models import UNet, UNetConfig, build_denoiser, drawing_head, head_stats, logistic
+from xdlm.models.logistic import level_draws, level_log_probs, level_stats
 from xdlm.models.unet import ResidualBlock, by_pixel
 from xdlm.noise import Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import nelbo
 from xdlm.ops import dense, draw_and_weigh, stats_of_logits
+from xdlm.ops.rows import Impl
 from xdlm.sampling import ConfidenceConfig, SamplerConfig, decode, sample
 from xdlm.structs import Batch, Vocab
 from xdlm.training.checkpoint import open_checkpoint
@@ -206,11 +207,13 @@ def test_places_are_float32_under_lower_precision() -> None:
     assert model.trunk(some_tokens(), torch.rand(2)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("impl", ["auto", "chunked"])
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: type(p).__name__)
 def test_statistics_in_blocks_are_those_of_all_logits(
-    process: NoiseProcess, monkeypatch: pytest.MonkeyPatch
+    process: NoiseProcess, impl: Impl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense, "block_elements", lambda device: 256 * 100)
+    monkeypatch.setattr(logistic, "_CPU_BLOCK", 256 * 100)
     model = small(process.vocab.size)
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(3, 77, 2, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -225,11 +228,47 @@ def test_statistics_in_blocks_are_those_of_all_logits(
 
     special = process.special_ids
     whole = stats_of_logits(model.head(hidden), x, z, log_c, mask_id=special)
-    parts = head_stats(model, hidden, x, z, log_c, mask_id=special)
+    parts = head_stats(model, hidden, x, z, log_c, mask_id=special, impl=impl)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
     expected, found = (torch.autograd.grad(total(s), hidden)[0] for s in (whole, parts))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("summed", [True, False])
+def test_the_short_way_errs_no_more_than_all_logits(summed: bool) -> None:
+    """In float32 against float64: narrow and wide laws, ends, masks, and widths past their bounds."""
+    torch.manual_seed(0)
+    n, model = 1003, UNet(UNetConfig(side=8, channels=8, multipliers="1"), 257)
+    x, z = torch.randint(0, 256, (n,)), torch.randint(0, 300, (n,)).clamp_max(256)
+    x[:3] = torch.tensor([0, 255, 0])
+    log_c = torch.linspace(-6, 12, n, dtype=torch.float64)[torch.randperm(n)] if summed else None
+    rows, up = (
+        torch.stack([torch.rand(n) * 2.4 - 1.2, torch.linspace(-9, 9, n)], -1),
+        torch.randn(3, n),
+    )
+
+    def found(impl: Impl, dtype: torch.dtype) -> list[Tensor]:
+        hidden = rows.to(dtype).requires_grad_()
+        stats = head_stats(model, hidden, x, z, log_c, mask_id=256, impl=impl)
+        log_z = torch.where(z < 256, stats.logit_z - stats.lse, 0.0)
+        values = [stats.logit_x - stats.lse, log_z, stats.S]
+        total = torch.stack([(v * part).sum() for v, part in zip(values, up, strict=True)]).sum()
+        (slope,) = torch.autograd.grad(total, hidden)
+        return [*(v.detach().double() for v in values), slope.double()]
+
+    exact, eager = found("eager", torch.float64), found("eager", torch.float32)
+    for ours, theirs, truth in zip(found("auto", torch.float32), eager, exact, strict=True):
+        assert (ours - truth).norm() <= 2 * (theirs - truth).norm() + 1e-7 * truth.norm()
+
+
+def test_a_block_of_levels_needs_no_gradient() -> None:
+    rows, x = torch.randn(2, 5), torch.arange(5)
+    stats = level_stats(*rows, x, x, torch.zeros(5), 256)
+    with_it = level_stats(*rows.clone().requires_grad_(), x, x, torch.zeros(5), 256)
+    assert torch.equal(stats.S, with_it.S) and with_it.S.requires_grad and not stats.S.requires_grad
+    none = level_stats(*rows[:, :0], x[:0], x[:0], torch.zeros(0), 256)
+    assert [len(field) for field in none] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: type(p).__name__)

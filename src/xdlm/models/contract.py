@@ -140,15 +140,15 @@ class Denoiser(nn.Module, ABC):
         with no_autocast(hidden):
             return F.linear(hidden.float(), self.head_weight.float(), bias)
 
-    def has_own_stats(self, device: torch.device) -> bool:
-        """Whether `own_stats` has a kernel that can run on a device."""
+    def has_kernel_for(self, hidden: Tensor) -> bool:
+        """Whether `own_stats` of such states is a kernel that can run where they are."""
         return False
 
     def own_stats(
         self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None
     ) -> RowStats | None:
-        """The statistics of rows `hidden` [R, D] by a kernel that was written for a head that is not
-        linear; None where there is none, or where it cannot run."""
+        """The statistics of rows `hidden` [..., D] of a head that is not linear, by a shorter way than
+        through all logits; None where there is none."""
         return None
 
     def own_draws(

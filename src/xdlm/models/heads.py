@@ -25,18 +25,17 @@ def head_stats(
     impl: Impl = "auto",
 ) -> RowStats:
     """The four statistics of every row of `hidden`. For a head that is not linear, "eager" holds all
-    logits, "chunked" a block of them, and "fused" is for one that has a kernel of its own."""
+    logits, "chunked" a block of them, "fused" is for one that has a kernel of its own, and "auto" takes the
+    shortest way that the head knows."""
     if denoiser.linear_head:
         head = (denoiser.head_weight, denoiser.head_bias)
         return row_stats(hidden, *head, x, z, log_c, mask_id=mask_id, impl=impl)
+    if impl == "fused" and not denoiser.has_kernel_for(hidden):
+        raise UserError("loss.impl 'fused' has no kernel for this model's head here; use 'auto'")
     if impl in ("auto", "fused"):
         own = denoiser.own_stats(hidden, x, z, log_c)
         if own is not None:
             return own
-        if impl == "fused":
-            raise UserError(
-                "loss.impl 'fused' has no kernel for this model's head here; use 'auto'"
-            )
     if impl == "eager":
         return stats_of_logits(denoiser.head(hidden), x, z, log_c, mask_id=mask_id)
     size = denoiser.n_states

@@ -21,8 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
 from xdlm.models.layers import TimeEmbedding, kernels_can_run
-from xdlm.models.logistic import LOG_SCALES, SHIFT, level_draws, level_log_probs
-from xdlm.ops.device import has_triton
+from xdlm.models.logistic import LOG_SCALES, SHIFT, level_draws, level_log_probs, level_stats
 from xdlm.ops.head import Guide
 from xdlm.structs import RowStats
 
@@ -161,20 +160,20 @@ class UNet(Denoiser):
         logits = level_log_probs(location, raw_scale, _LEVELS)
         return F.pad(logits, (0, self._n_states - _LEVELS), value=-torch.inf)
 
-    def has_own_stats(self, device: torch.device) -> bool:
-        return self.kernels and device.type == "cuda" and has_triton()
+    def has_kernel_for(self, hidden: Tensor) -> bool:
+        return self.kernels and kernels_can_run(hidden) and hidden.dtype == torch.float32
 
-    def own_stats(
-        self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None
-    ) -> RowStats | None:
-        if not self._has_kernels_for(hidden):
-            return None
-        from xdlm.ops.fused_logistic import Law, logistic_row_stats
+    def own_stats(self, hidden: Tensor, x: Tensor, z: Tensor, log_c: Tensor | None) -> RowStats:
+        rows = (x.reshape(-1), z.reshape(-1), None if log_c is None else log_c.reshape(-1))
+        if self.has_kernel_for(hidden):
+            from xdlm.ops.fused_logistic import Law, logistic_row_stats
 
-        rows = (hidden.reshape(-1, 2), x.reshape(-1), z.reshape(-1))
-        stats = logistic_row_stats(
-            *rows, None if log_c is None else log_c.reshape(-1), Law(_LEVELS, SHIFT, *LOG_SCALES)
-        )
+            law = Law(_LEVELS, SHIFT, *LOG_SCALES)
+            stats = logistic_row_stats(hidden.reshape(-1, 2), *rows, law)
+        else:
+            work = torch.promote_types(hidden.dtype, torch.float32)
+            location, raw_scale = hidden.reshape(-1, 2).to(work).unbind(-1)
+            stats = level_stats(location, raw_scale, *rows, _LEVELS)
         return RowStats(*(field.view(x.shape) for field in stats))
 
     def own_draws(
@@ -184,15 +183,12 @@ class UNet(Denoiser):
         if guide is None:
             location, raw_scale = hidden.unbind(-1)
             return level_draws(location, raw_scale, uniform, z, _LEVELS)
-        if not self._has_kernels_for(hidden):
+        if not self.has_kernel_for(hidden):
             return None
         from xdlm.ops.fused_logistic import Law, guided_logistic_draws
 
         law = Law(_LEVELS, SHIFT, *LOG_SCALES)
         return guided_logistic_draws(hidden, guide.hidden, guide.scale, uniform, z, law)
-
-    def _has_kernels_for(self, hidden: Tensor) -> bool:
-        return self.kernels and kernels_can_run(hidden) and hidden.dtype == torch.float32
 
     def _seen(self, z: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Levels on [-1, 1] with masks at 0, and all input channels."""

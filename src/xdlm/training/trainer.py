@@ -241,12 +241,15 @@ class Trainer:
     def _head_impl(self) -> str:
         """How the head runs, and why not with kernels where nobody said so. What cannot run is an error."""
         if not self.model.linear_head:
-            able, wanted = self.model.has_own_stats(self.device), self.config.loss.impl
+            able = self.model.has_kernel_for(torch.empty(0, device=self.device))
+            wanted = self.config.loss.impl
             if wanted == "fused" and not able:
                 raise UserError(
                     "loss.impl 'fused' has no kernel for this model's head here; use 'auto'"
                 )
-            return "fused head" if able and wanted in ("auto", "fused") else "dense head"
+            if wanted in ("auto", "fused"):
+                return "fused head" if able else "head without kernels"
+            return "dense head"
         impl = resolve_impl(self.config.loss.impl, self.device)
         obstacle = fused_obstacle(self.device) if self.config.loss.impl == "auto" else None
         return f"{impl} head ({obstacle})" if obstacle else f"{impl} head"
