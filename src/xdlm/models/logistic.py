@@ -9,8 +9,8 @@ what lies beyond them, so that the levels sum to 1:
 The product form takes no difference of nearly equal numbers, and v - u is the same for all bins. Levels lie
 in order on the line, so that a draw needs none of them: with r uniform it is the bin of m + s logit(r).
 
-Of the four statistics of a row only the sum over levels looks at all of them. With i = 1/s, the width w of a
-bin, q_e = c p_e/(1 + c p_e), and the masses below_j and above_j the edge between levels j and j + 1,
+Of the four statistics of a row only the sum over levels looks at all of them. With i = 1/s, the width w of
+a bin, q_e = c p_e/(1 + c p_e), and the masses below_j and above_j the edge between levels j and j + 1,
 
     S          = sum_e log1p(c p_e)
     D_j        = above_j q_j - below_j q_(j+1)
