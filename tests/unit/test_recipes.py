@@ -265,15 +265,15 @@ def test_the_last_checkpoint_of_a_run_that_was_cut_is_not_measured(
     assert "udlm: 7 steps left, not measured" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("folder", ["repro", "codes", "small"])
+@pytest.mark.parametrize("folder", ["pixels", "codes", "small-pixels", "small-codes"])
 def test_the_image_study_compares_noise_alone(folder: str) -> None:
     found = {p.stem: load_config(p) for p in (RECIPES / "cifar10" / folder).glob("*.yaml")}
-    pixels = folder == "repro"
+    pixels, small = folder.endswith("pixels"), folder.startswith("small")
     assert sorted(found) == ["gidd", "mdlm", "udlm", "xdlm-k0.1", *(["xdlm-k0.5"] * pixels)]
     one = found["mdlm"]
     for method, config in found.items():
         assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
-        dynamic = method == "gidd" or folder == "small"
+        dynamic = method == "gidd" or small
         assert config.loss.weighting == ("dynamic" if dynamic else "elbo")
         same = replace(
             config,
@@ -282,7 +282,7 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
             train=replace(config.train, out=one.train.out),
         )
         assert same == one and one.model.n_classes == 10
-        root = "runs/cifar10-small" if folder == "small" else "runs/cifar10"
+        root = "runs/cifar10-small" if small else "runs/cifar10"
         assert config.train.out == f"{root}/{'pixels' if pixels else 'codes'}-{method}"
         assert pixels or config.data.tokenizer == f"vq:{root}/codec"
 
@@ -323,7 +323,7 @@ def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch
 
 
 def test_the_image_script_has_a_size_for_a_cpu(tmp_path: Path, monkeypatch) -> None:
-    """Models of codes alone, of a codec of its own; real images are all measured."""
+    """Recipes and a codec of its own; real images are all measured."""
     script = runpy.run_path(str(RECIPES / "cifar10" / "run.py"))
     said = pretend(monkeypatch, script)
     monkeypatch.chdir(tmp_path)
@@ -331,17 +331,13 @@ def test_the_image_script_has_a_size_for_a_cpu(tmp_path: Path, monkeypatch) -> N
     script["main"]()
     told = {log: words for log, *words in said}
     trained = {words[1] for words in told.values() if words[0] == "train"}
-    assert trained == {str(path) for path in (RECIPES / "cifar10" / "small").glob("*.yaml")}
+    assert trained == {str(path) for path in (RECIPES / "cifar10").glob("small-*/*.yaml")}
     assert told["codec"][4:] == ["runs/cifar10-small/codec", "--steps", "7", "--batch", "64",
                                  "--shape.channels", "32"]  # fmt: skip
-    of_model = told["codes-udlm.measure"]
-    assert of_model[of_model.index("--n") + 1] == "2500" and "--n" not in told["real.measure"]
+    for of_model in (told["codes-udlm.measure"], told["pixels-udlm.measure"]):
+        assert of_model[of_model.index("--n") + 1] == "2500"
+    assert "--n" not in told["real.measure"]
     assert all("runs/cifar10-small/features" in w for w in told.values() if w[0] == "eval")
-    monkeypatch.setattr(
-        "sys.argv", ["run.py", "--minutes", "1", "--small", "--runs", "pixels-mdlm"]
-    )
-    with pytest.raises(SystemExit, match="2"):
-        script["main"]()
 
 
 def test_adaptation_differs_in_noise_alone() -> None:

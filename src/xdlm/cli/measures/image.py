@@ -132,7 +132,7 @@ def run(arguments: list[str]) -> None:
     if source is None:
         source, limit = trained.train, trained.limit if limit is None else limit
     rows = _rows(source, model.tokenizer.side, limit)
-    reference = _reference(source, rows, network, options)
+    reference = _reference(source, rows, network, options, limit)
     cost = training_cost(model, options.model, find_checkpoint(options.model))
     if cost is not None:
         held.add([cost])
@@ -164,7 +164,7 @@ def _measure_data(options: Options, source: str, held: Held) -> None:
     rows = _rows(source, options.side, options.n)
     compared = _rows(options.data, options.side, options.limit)
     network = _network(options, device)
-    reference = _reference(options.data, compared, network, options)
+    reference = _reference(options.data, compared, network, options, options.limit)
     plan = plan_real(source, codes, rows, network, reference, seed=options.seed, device=device)
     records = _once(plan, network, reference, real_images(rows, codes), held)
     table = Table(*_columns(network))
@@ -234,14 +234,16 @@ def _rows(source: str, side: int, limit: int | None) -> ImageRows:
     return rows
 
 
-def _reference(source: str, rows: ImageRows, network: Inception, options: Options) -> Reference:
+def _reference(
+    source: str, rows: ImageRows, network: Inception, options: Options, limit: int | None
+) -> Reference:
     with progress(f"features of {source}") as show:
         features = reference_features(
             network, rows, cache=None if options.cache is None else Path(options.cache),
             on_images=lambda done: show(done, len(rows)),
         )  # fmt: skip
     device = next(network.parameters()).device
-    return Reference(source, rows.digest, features.to(device))
+    return Reference(source, rows.digest, features.to(device), limit)
 
 
 def _watched(

@@ -47,6 +47,8 @@ class Reference(NamedTuple):
     source: str
     digest: str
     features: FeatureSet
+    limit: int | None = None
+    """Of how many of its images, where it has more."""
 
 
 def plan_painting(
@@ -143,6 +145,8 @@ def measure(
     some = min(len(here), len(there))
     shares = precision_recall(there[:some], here[:some])
     about = {"reference_n": float(real.law.n), "kept": float(len(found.kept))}
+    if reference.limit is not None:
+        about["reference_limit"] = float(reference.limit)
     plan = replace(plan, nfe=float(most), details=about)
     distance, error = fid(real.law, found.law), fid_error(real.law, found.law, here)
     took = {"seconds": time.perf_counter() - began}  # told once: all are of the same images

@@ -105,8 +105,8 @@ def paint_again(records: Sequence[EvalRecord]) -> str:
         own = [r for r in records if (r.model, r.n, r.seed) == (model, n, seed)]
         steps, scales = _steps_and_scales(own)
         lines.append(
-            f"xdlm eval image --model {model} --data {own[0].data} --steps {steps} --guidance {scales} "
-            f"--n {n} {_running(own, seed)} --records results.jsonl"
+            f"xdlm eval image --model {model} --data {own[0].data}{_limit(own[0])} --steps {steps} "
+            f"--guidance {scales} --n {n} {_running(own, seed)} --records results.jsonl"
         )
     return "\n".join(lines)
 
@@ -118,22 +118,29 @@ def _steps_and_scales(records: Sequence[EvalRecord]) -> tuple[str, str]:
     return " ".join(map(str, steps)), " ".join(f"{scale:g}" for scale in scales)
 
 
+def _limit(record: EvalRecord) -> str:
+    """Where only some images of a data set were compared with."""
+    limit = record.details.get("reference_limit")
+    return "" if limit is None else f" --limit {limit:.0f}"
+
+
 def train_images_again(records: Sequence[EvalRecord]) -> str:
     """Trains and paints models of images as these were, a line for those that were alike."""
-    alike: dict[tuple[str, str, int, int, str], list[EvalRecord]] = {}
+    alike: dict[tuple[str, str, int, int, str, str], list[EvalRecord]] = {}
     for r in records:
         if r.guidance is not None:
             size = "120 --lanes 2 --small" if r.model.startswith(_SMALL) else "60"
             kind = "code-" if is_coded(r) else ""
-            key = (size, kind, r.config["train"]["steps"], r.n, r.dtype)
+            key = (size, kind, r.config["train"]["steps"], r.n, _limit(r), r.dtype)
             alike.setdefault(key, []).append(r)
     lines = []
-    for (size, kind, trained, n, dtype), own in alike.items():
+    for (size, kind, trained, n, limit, dtype), own in alike.items():
         runs = " ".join(dict.fromkeys(PurePosixPath(r.model).name for r in own))
         steps, scales = _steps_and_scales(own)
         lines.append(
             f"python recipes/cifar10/run.py --minutes {size} --runs {runs} --{kind}train-steps {trained} "
-            f"--{kind}steps {steps} --{kind}guidance {scales} --n {n} --precision {dtype}"
+            f"--{kind}steps {steps} --{kind}guidance {scales} --n {n}{limit} --precision "
+            f"{dtype}"
         )
     return "\n".join(lines)
 

@@ -183,8 +183,9 @@ def _about(study: Study, records: Sequence[EvalRecord], kind: str) -> str:
     one = records[0]
     trained = sorted({r.step for r in records})
     steps = " or ".join(f"{step:,}" for step in trained)
+    first = "first " if "reference_limit" in one.details else ""
     text = (
-        f"{one.n:,} images each against the {one.details.get('reference_n', 0):,.0f} of {one.data}, "
+        f"{one.n:,} images each against the {first}{one.details.get('reference_n', 0):,.0f} of {one.data}, "
         f"after {steps} training steps. Errors (±) are over the images drawn, not over training runs."
     )
     real = [
