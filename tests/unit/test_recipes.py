@@ -273,7 +273,7 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
     one = found["mdlm"]
     for method, config in found.items():
         assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
-        dynamic = method == "gidd" or small
+        dynamic = method == "gidd" or folder == "small-codes"
         assert config.loss.weighting == ("dynamic" if dynamic else "elbo")
         same = replace(
             config,
