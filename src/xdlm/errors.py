@@ -1,5 +1,5 @@
-"""The one exception that means "your input is wrong", the near-miss hint that goes with it, and numbers
-that are none."""
+"""The one exception that means "your input is wrong", the near-miss hint that goes with it, and checks of
+numbers."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def check_number(what: str, value: object) -> None:
 
 
 def check_whole(what: str, value: Any) -> None:
-    """The same of what is counted: 1.5 steps are none."""
+    """The same of what is counted, such as steps."""
     try:
         operator.index(value)
     except TypeError:
         raise UserError(f"{what} must be a whole number, got {value!r}") from None
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int, *, name: str = "seed") -> None:
     """What is beyond 64 bits would come round to small ones."""
-    check_whole("seed", seed)
+    check_whole(name, seed)
     if not 0 <= seed < 2**63:
-        raise UserError(f"seed must lie in 0..2^63-1, got {seed}")
+        raise UserError(f"{name} must lie in 0..2^63-1, got {seed}")

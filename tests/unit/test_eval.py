@@ -171,8 +171,8 @@ def test_the_weights_and_settings_tell_texts_apart(run: str) -> None:
 IMPOSSIBLE = {
     ("--length", "0"): "--length must lie in 1..",
     ("--length", "-4"): "--length must lie in 1..",
-    ("--seed", "-1"): "--seed must lie in 0..2^31-1",
-    ("--seed", str(2**31)): "--seed must lie in 0..2^31-1",
+    ("--seed", "-1"): "--seed must lie in 0..2^63-1",
+    ("--seed", str(2**63)): "--seed must lie in 0..2^63-1",
     ("--top-p", "0"): "top_p must lie in (0, 1]",
     ("--temperature", "-1"): "temperature must be 0 or lie in",
     ("--temperature", "nan"): "temperature must be 0 or lie in",

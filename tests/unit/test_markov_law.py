@@ -94,6 +94,20 @@ def test_ideal_predictions_are_bayes_rule_over_all_texts(process: NoiseProcess, 
         torch.testing.assert_close(found[possible, i], expected[possible], rtol=1e-4, atol=1e-5)
 
 
+def test_what_noise_cannot_make_is_text_from_the_start() -> None:
+    """A prompt under masked noise: what is seen of it does not depend on the time."""
+    process = NOISES["masked"]
+    noisy = torch.tensor([[2, SIZE, SIZE], [SIZE, 0, 1], [SIZE, SIZE, SIZE]])
+    late, early = (LAW.ideal(process)(noisy, torch.full((3,), t)) for t in (1.0, 0.5))
+    torch.testing.assert_close(late[..., :SIZE], early[..., :SIZE])
+
+
+def test_a_vocabulary_in_which_a_law_does_not_fit_is_refused() -> None:
+    for process in (Masked(Vocab(SIZE + 1, 0)), Uniform(Vocab(SIZE - 1))):
+        with pytest.raises(UserError, match="the law has 3 tokens, and special ones come behind"):
+            LAW.ideal(process)
+
+
 @every_noise
 def test_the_bound_of_ideal_predictions_is_tight(process: NoiseProcess) -> None:
     """For the same texts the law itself says as much, within four standard errors of their differences;
@@ -279,13 +293,13 @@ def test_the_command_learns_keeps_and_draws_again(tmp_path: Path, monkeypatch, c
         (["--law", "markov", "--impl", "gumbel", "--calculate"], "independent tokens"),
         (["--law", "markov", "--read", "1000"], "--read must be at least 4,096 tokens"),
         (["--law", "Markov"], "did you mean 'markov'"),
-        (["--states", "8"], "--states is for --law markov, and has no say in zipf"),
-        (["--law", "markov", "--tokens", "8"], "--tokens is for --law zipf"),
-        (["--law", "kept.safetensors", "--data", "corpus:train"], "--data has no say in kept"),
+        (["--states", "8"], "--states works with --law markov only, not with zipf"),
+        (["--law", "markov", "--tokens", "8"], "--tokens works with --law zipf"),
+        (["--law", "kept.safetensors", "--data", "corpus:train"], "--data does not work with kept"),
         (["--law", "markov", "--keep-law", "/dev/null/a.safetensors"], "cannot write /dev/null"),
         (["--law", "markov", "--states", "1", "--length", "8"], "hidden states, got 1"),
         (["--law", "markov", "--keep-law", "law.json"], "--keep-law must end in .safetensors"),
-        (["--keep-law", "law.safetensors"], "--keep-law is for --law markov"),
+        (["--keep-law", "law.safetensors"], "--keep-law works with --law markov"),
         (["--law", "nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )

@@ -14,9 +14,9 @@ from rich.text import Text
 from torch import Tensor
 
 from xdlm.api import Completion, Model, check_writes, load
-from xdlm.cli.options import check_seed, parse
+from xdlm.cli.options import parse
 from xdlm.cli.progress import console, waiting
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.report import frame_text
 from xdlm.sampling import ConfidenceConfig, How, Trajectory, configure
 from xdlm.tokens.chat import ChatTemplate, Message, ends_of_turn, find_template
@@ -82,7 +82,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm chat", description=_DESCRIPTION)
-    check_seed(options.seed)
+    check_seed(options.seed, name="--seed")
     with waiting(f"reading {options.model}"):
         model = load(
             options.model, device=options.device, weights=options.weights,

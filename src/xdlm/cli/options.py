@@ -86,11 +86,6 @@ def shown_as(metavar: str) -> Any:
     return arg(metavar=metavar)
 
 
-def check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**31:
-        raise UserError(f"--seed must lie in 0..2^31-1, got {seed}")
-
-
 def one_line(complaint: str) -> str:
     """The gist of tyro's boxed message: what is wrong, and the near miss if it names one."""
     lines = [line.strip("│╭╮╰╯").rstrip("─- ") for line in complaint.splitlines()]

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xdlm.cli.options import check_seed, parse
+from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress
 from xdlm.config import RunConfig
 from xdlm.data.cifar import CLASSES
 from xdlm.data.image_rows import CIFAR
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.files import check_file, write_atomic
 from xdlm.images import BATCH, ImageModel, ImageSample, load_image_model
 from xdlm.report.captions import captioned
@@ -124,7 +124,7 @@ def run(arguments: list[str]) -> None:
 def _checked(options: Options) -> SamplerConfig:
     if not options.model:
         raise UserError("--model needs at least one folder")
-    check_seed(options.seed)
+    check_seed(options.seed, name="--seed")
     if options.trajectory is not None:
         check_target(Path(options.trajectory))
     for picture in (options.out, options.strip):

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from xdlm.api import Model, TextSample, load
 from xdlm.blanks import BlankRule
-from xdlm.cli.options import check_seed, parse
+from xdlm.cli.options import parse
 from xdlm.cli.progress import console, progress, waiting
 from xdlm.cli.record import write_json
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.evaluation.provenance import provenance
 from xdlm.files import check_file
 from xdlm.sampling import How, configure
@@ -148,7 +148,7 @@ def run(arguments: list[str]) -> None:
 
 def _check(options: Options) -> None:
     """What needs no model to be seen."""
-    check_seed(options.seed)
+    check_seed(options.seed, name="--seed")
     fixed = options.prompt or options.stop or (options.length, options.new_tokens) != (None, None)
     if options.template is not None and fixed:
         raise UserError(

@@ -86,6 +86,8 @@ def run(arguments: list[str]) -> None:
             trainer.start_from(start)
         trainer.run()
     if trainer.ended_by is not None:
+        if world.is_main:
+            print("go on with --resume", file=sys.stderr)
         sys.exit(128 + trainer.ended_by)  # as shells say it: 130 for Ctrl-C, 143 for SIGTERM
 
 

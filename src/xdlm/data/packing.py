@@ -138,7 +138,8 @@ class Rows:
         """That a model with so many classes knows those of all rows; one that has none ignores them."""
         if 0 < known < self.n_classes:
             raise UserError(
-                f"labels go up to {self.n_classes - 1}, but model.n_classes is {known}; raise it"
+                f"labels go up to {self.n_classes - 1}, but the model knows classes 0..{known - 1} "
+                "(model.n_classes in its recipe)"
             )
 
     def n_learned(self, indices: Sequence[int] | NDArray[np.int64]) -> int:

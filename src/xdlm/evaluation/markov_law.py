@@ -48,7 +48,7 @@ MARKOV, SUFFIX = "markov", ".safetensors"
 _TENSORS = ("first", "next", "says")
 #: Texts of the law itself that its perplexity is told by, and how many are worked on at a time.
 _OWN_TEXTS, _AT_ONCE = 8192, 1024
-#: And how many a bound is told by at a time, which holds predictions of all their tokens.
+#: And how many a bound is told by at a time, whose states are held at all positions.
 _ROWS = 128
 #: What is impossible has a logarithm all the same: the mask's, which nobody asks for.
 _TINY = 1e-30
@@ -153,7 +153,7 @@ class MarkovLaw(Law):
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror or error}") from error
         except (SafetensorError, KeyError, ValueError) as error:
-            raise UserError(f"{file} holds no law that was kept: {error}") from error
+            raise UserError(f"{file} is not a law that was kept: {error}") from error
         n = first.numel()
         if first.shape != (n,) or following.shape != (n, n) or says.shape[:-1] != (n,):
             raise UserError(f"{file} holds no law: its tensors do not fit each other")
@@ -196,6 +196,11 @@ class IdealDenoiser(Denoiser):
         super().__init__()
         self.process = process
         more = process.vocab.size - law.n_tokens  # the mask, which no state says
+        if more < 0 or any(token < law.n_tokens for token in process.special_ids):
+            raise UserError(
+                f"the law has {law.n_tokens} tokens, and special ones come behind them: its vocabulary "
+                f"cannot be {process.vocab}"
+            )
         self.first = nn.Parameter(law.first, requires_grad=False)
         self.next = nn.Parameter(law.next, requires_grad=False)
         self.says = nn.Parameter(F.pad(law.says, (0, more)), requires_grad=False)
@@ -217,12 +222,13 @@ class IdealDenoiser(Denoiser):
 
     def _seen(self, z: Tensor, t: Tensor) -> Tensor:
         """How likely each state is to show `z`, over the likeliest one: [B, L, K]."""
-        begun = t == 1  # a sampler and a bound both begin with pure noise
+        begun = (t == 1)[:, None]  # a sampler and a bound both begin with pure noise
         at_t, pure = self.process.coefs(t.double()), self.process.terminal(t.double())
-        alpha = torch.where(begun, pure.alpha, at_t.alpha)
-        b = torch.where(begun[:, None], pure.b.at(z), at_t.b.at(z))
+        b = torch.where(begun, pure.b.at(z), at_t.b.at(z))
+        # What noise cannot make is the text itself, such as a prompt, from the first step on.
+        alpha = torch.where(begun, (b == 0).double(), at_t.alpha[:, None])
         shown = F.embedding(z, self.said).double()
-        seen = alpha[:, None, None] * shown + b[..., None]
+        seen = alpha[..., None] * shown + b[..., None]
         return (seen / seen.amax(-1, keepdim=True)).to(self.says.dtype)
 
 

@@ -188,11 +188,7 @@ class Trainer:
             self._vote(wait=True)
             finished = self.step == config.steps
             where = checkpoint_folder(self.out, self.step)
-            log.say(
-                f"saved {where}"
-                if finished
-                else f"stopped at step {self.step}, saved {where}; go on with --resume"
-            )
+            log.say(f"{'' if finished else f'stopped at step {self.step}, '}saved {where}")
         self.ended_by = _SIGNALS.get(verdict)
         return self.ended_by is None
 

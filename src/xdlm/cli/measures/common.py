@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model, load
-from xdlm.cli.options import check_seed
 from xdlm.cli.progress import progress, waiting
 from xdlm.config import RunConfig
 from xdlm.data import EMBEDDED, Rows, load_rows
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.evaluation.judges import NGRAM
 from xdlm.evaluation.records import EvalRecord, append_records, check_records
 from xdlm.files import check_file, explained
@@ -91,7 +90,7 @@ class Writing:
 
 def check_settings(options: Running) -> None:
     """Numbers that cannot be, before anything is opened or written."""
-    check_seed(options.seed)
+    check_seed(options.seed, name="--seed")
     if options.length is not None and not 1 <= options.length <= MAX_LENGTH:
         raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
     if isinstance(options, Reading):
@@ -101,7 +100,7 @@ def check_settings(options: Running) -> None:
             raise UserError(f"--max-rows must be at least 1, got {options.max_rows}")
     if isinstance(options, Writing):
         if options.text_seed is not None:
-            check_seed(options.text_seed)
+            check_seed(options.text_seed, name="--text-seed")
         if options.batch_tokens < 1:
             raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
         for n in options.n:

@@ -15,10 +15,10 @@ from xdlm import __version__
 from xdlm.api import MAX_SAMPLES
 from xdlm.cli.measures.common import check_target, keep, show_table, with_error
 from xdlm.cli.measures.laws import LawOptions, check_law, open_law
-from xdlm.cli.options import check_seed, parse
-from xdlm.cli.progress import progress
+from xdlm.cli.options import parse
+from xdlm.cli.progress import progress, waiting
 from xdlm.config import ProcessConfig
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.evaluation.generation import Mean
 from xdlm.evaluation.known_law import (
     BOUND,
@@ -161,7 +161,9 @@ def _drawn(
                 law, process, config, n=options.n, length=options.length, seed=options.seed,
                 device=device, on_step=show,
             )  # fmt: skip
-        yield steps, law.faithfulness(drawn)
+        with waiting(f"judging texts of {steps} steps by the law"):
+            found = law.faithfulness(drawn)
+        yield steps, found
 
 
 def _calculated(
@@ -181,7 +183,7 @@ def _pair(mean: Mean) -> tuple[float, float | None]:
 
 
 def _check(options: Options) -> None:
-    check_seed(options.seed)
+    check_seed(options.seed, name="--seed")
     if options.process.is_autoregressive:
         raise UserError("there is noise to undo only for masked, uniform, mixed and gidd")
     if options.process.mask_id is not None:

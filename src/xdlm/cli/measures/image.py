@@ -13,10 +13,10 @@ from rich.table import Table
 
 from xdlm.cli.measures.common import check_target, show_table, with_error
 from xdlm.cli.measures.held import Held
-from xdlm.cli.options import check_seed, parse
+from xdlm.cli.options import parse
 from xdlm.cli.progress import progress
 from xdlm.data import ImageRows, load_images
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_seed
 from xdlm.evaluation.cost import training_cost
 from xdlm.evaluation.images import (
     Drawn,
@@ -214,7 +214,7 @@ def _samplers(options: Options) -> list[SamplerConfig]:
         raise UserError("--steps and --guidance need at least one number each")
     if not _FEWEST <= options.n <= MAX_IMAGES or options.batch < 1:
         raise UserError(f"--n must lie in {_FEWEST}..{MAX_IMAGES:,} and --batch be at least 1")
-    check_seed(options.seed)
+    check_seed(options.seed, name="--seed")
     return [
         SamplerConfig(
             steps, Filter(options.temperature, options.top_p),

@@ -95,9 +95,9 @@ def _check_unread(options: LawOptions) -> None:
             given = getattr(options, field.name) != field.default
             if field.name in names and options.law != kind and given:
                 flag = field.name.replace("_", "-")
-                raise UserError(f"--{flag} is for --law {kind}, and has no say in {options.law}")
+                raise UserError(f"--{flag} works with --law {kind} only, not with {options.law}")
     if options.data is not None and (options.law == ZIPF or options.is_kept):
-        raise UserError(f"--data has no say in {options.law}, which reads no text")
+        raise UserError(f"--data does not work with {options.law}, which reads no text")
 
 
 def _check_kept(file: Path) -> None:

@@ -101,7 +101,13 @@ def _remarks(records: Sequence[EvalRecord]) -> list[str]:
     cut = any("texts" not in r.details and "bits_per_character" not in r.details for r in records)
     return [
         *(["no error from one row and one draw"] if without else []),
-        *(["bits/char needs all rows of a text; documents are those of all rows"] if cut else []),
+        *(
+            [
+                "bits/char is left out where only some rows were read; documents are those of the whole text"
+            ]
+            if cut
+            else []
+        ),
     ]
 
 

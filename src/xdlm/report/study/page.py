@@ -57,12 +57,18 @@ def summary(findings: Iterable[Finding]) -> str:
     return markdown_table(["finding", "paper", "here", "verdict"], rows)
 
 
+def _short_commit(commit: str) -> str:
+    """What was changed beside it still shows."""
+    name, *changed = commit.split("-", 1)
+    return "-".join([name[:7], *changed])
+
+
 def provenance(records: Sequence[EvalRecord]) -> str:
     """What records were made with, in a line."""
 
     def of(name: str, one: str, many: str) -> str | None:
         values = sorted({value for r in records if (value := getattr(r, name)) is not None})
-        values = sorted({v[:7] for v in values}) if name == "commit" else values
+        values = sorted(map(_short_commit, values)) if name == "commit" else values
         listed = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in values)
         return f"{one if len(values) == 1 else many} {listed}" if values else None
 
