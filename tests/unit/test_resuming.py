@@ -73,7 +73,7 @@ def test_stopped_and_resumed_equals_never_stopped(tmp_path: Path, how: int, code
     assert process.returncode == code
     stopped_at = open_checkpoint(latest_checkpoint(broken)).step
     assert 0 < stopped_at < steps, "the run was over before it could be stopped"
-    words = f"stopped at step {stopped_at}, saved {latest_checkpoint(broken)}\ngo on with --resume"
+    words = f"stopped at step {stopped_at}, saved {latest_checkpoint(broken)} go on with --resume"
     assert how == signal.SIGKILL or words in " ".join(process.stderr.read().split())
     refused = start(recipe)
     assert refused.wait(timeout=60) == 2 and "--resume" in refused.stderr.read()

@@ -102,9 +102,7 @@ def _remarks(records: Sequence[EvalRecord]) -> list[str]:
     return [
         *(["no error from one row and one draw"] if without else []),
         *(
-            [
-                "bits/char is left out where only some rows were read; documents are those of the whole text"
-            ]
+            ["no bits/char where only some rows were read; documents are of the whole text"]
             if cut
             else []
         ),
