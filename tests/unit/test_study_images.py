@@ -90,6 +90,15 @@ def test_a_study_of_a_cpus_size_says_so() -> None:
     page = page_of([*small, *real()])
     assert "2,500 images each" in page and "FID 3.151 ± 0.020 (10,000 of them)." in page
     assert "python recipes/cifar10/run.py --minutes 120 --lanes 2 --small --runs codes-mdlm" in page
+    assert "--limit" not in page
+
+
+def test_images_that_were_compared_with_some_of_a_data_set_say_so() -> None:
+    some = {"reference_n": 10_000.0, "reference_limit": 10_000.0}
+    page = page_of([replace(r, details=some) for r in painted()])
+    assert "images each against the first 10,000 of cifar10:train" in page
+    assert "--guidance 1 2 --n 10000 --limit 10000 --precision float32" in page
+    assert "--data cifar10:train --limit 10000 --steps" in page
 
 
 def test_what_images_took_stands_with_them() -> None:
