@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from xdlm import UserError
-from xdlm.models import PRESETS, DiT, DiTConfig, LevelDiTConfig, build_denoiser
+from xdlm.models import PRESETS, DiT, DiTConfig, LevelDiTConfig, build_denoiser, layers
 from xdlm.models.layers import rotary_angles, rotate
 from xdlm.noise import LogLinear
 from xdlm.training.blocks import checkpoint_blocks
@@ -170,3 +171,13 @@ def test_bad_shapes_are_named() -> None:
         DiTConfig(width=100, heads=3)
     with pytest.raises(UserError, match="dropout"):
         DiTConfig(dropout=1.0)
+
+
+def test_a_compiler_is_not_led_into_questions_about_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether kernels can be compiled here says the package index and the driver, which it would trace."""
+    monkeypatch.setattr(layers, "has_triton", lambda: pytest.fail("traced"))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    on_gpu = cast(torch.Tensor, SimpleNamespace(is_cuda=True, dtype=torch.float32))
+    assert not layers.kernels_can_run(on_gpu)

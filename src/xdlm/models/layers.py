@@ -158,7 +158,8 @@ def kernels_can_run(h: Tensor) -> bool:
     changes types where a kernel does not look."""
     known = h.dtype in (torch.float32, torch.bfloat16, torch.float16)
     outside = not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda"))
-    return h.is_cuda and known and has_triton() and outside
+    # The last question looks at the machine, where a compiler cannot follow.
+    return outside and h.is_cuda and known and has_triton()
 
 
 def _is_plain(layer: nn.Module) -> bool:
