@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 
 from xdlm import Vocab
 from xdlm.cli.main import main
+from xdlm.evaluation import speed
 from xdlm.evaluation.plain import plain_decode, plain_loss, plain_sample
 from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure, measure_in_turn
 from xdlm.models import PRESETS, DiT, DiTConfig
@@ -125,6 +129,21 @@ def test_methods_in_turn_are_timed_run_by_run(monkeypatch) -> None:
         ("mdlm", "in turn", 2.0, 1.0), ("udlm", "in turn", 20.0, 10.0),
     ]  # fmt: skip
     assert all(c.peak_gb is None for c in cells)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_in_turn_each_method_follows_each_other_equally_often(n: int) -> None:
+    order: list[str] = []
+    runs = {f"{i}": partial(order.append, f"{i}") for i in range(n)}
+    turns = 2 * n if n % 2 else n
+    given = replace(setting(), warmup=0, repeats=turns)
+    assert [cell.method for cell in speed._timed(runs, "train", "in turn", given)] == [*runs]
+    each = [order[i : i + n] for i in range(0, len(order), n)]
+    assert all(sorted(turn) == [*runs] for turn in each)
+    pairs = Counter(pair for turn in each for pair in pairwise(turn))
+    assert len(pairs) == n * (n - 1) and len({*pairs.values()}) == 1
+    places = Counter(place for turn in each for place in enumerate(turn))
+    assert len(places) == n * n and len({*places.values()}) == 1
 
 
 def test_a_table_in_turn_has_the_first_method_as_its_unit(tmp_path, capsys) -> None:

@@ -199,7 +199,7 @@ def _timed(
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     repeats, methods = repeats_of(impl, task, setting), [*runs]
-    turns = [methods[(i + turn) % len(runs)] for turn in range(repeats) for i in range(len(runs))]
+    turns = [methods[i] for turn in range(repeats) for i in _order(len(methods), turn)]
     with _without_garbage_collection():
         timed = _seconds_on_gpu if on_gpu else _seconds_on_cpu
         seconds = timed([runs[method] for method in turns])
@@ -210,6 +210,14 @@ def _timed(
         mean = sum(own) / repeats
         spread = (sum((s - mean) ** 2 for s in own) / max(repeats - 1, 1)) ** 0.5
         yield Speed(method, task, impl, tokens / mean, mean, spread, peak)
+
+
+def _order(n: int, turn: int) -> list[int]:
+    """Who comes when in a turn of `n`: over `n` turns, or twice as many where that is odd, each follows
+    each other equally often, and has every place equally often (Williams 1949)."""
+    to_and_fro = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(n)]
+    order = [(turn + i) % n for i in to_and_fro]
+    return order[::-1] if n % 2 and turn // n % 2 else order
 
 
 @contextmanager
