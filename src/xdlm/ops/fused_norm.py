@@ -233,6 +233,7 @@ def _backward_kernel(
     if HAS_BRANCH:
         gate = tl.load(gate_ptr + entry * gate_rows + feature, mask=inside, other=0.0)
         gate = gate.to(tl.float32)
+        bias = gate
         if HAS_BIAS:
             bias = tl.load(bias_ptr + feature, mask=inside, other=0.0).to(tl.float32)
     sum_shift = tl.zeros((BLOCK,), tl.float32)
@@ -259,25 +260,30 @@ def _backward_kernel(
         upstream = d_y.to(tl.float32)
         sum_shift += upstream
         sum_gain += upstream * normed
-        g = upstream * gain
-        d_h = rstd * (g - tl.sum(g, 0) / W - normed * (tl.sum(g * normed, 0) / W))
+        d_h = _through_norm(upstream * gain, normed, rstd, W)
         if HAS_AFTER:
             d_h += d_after.to(tl.float32)
         tl.store(d_h_ptr + here, d_h.to(d_h_ptr.dtype.element_ty), mask=store)
         if HAS_BRANCH:
-            branch = value.to(tl.float32)
-            if HAS_BIAS:
-                branch += bias
-            d_branch = d_h * gate
-            if DROPOUT:
-                kept = _keep(tl.load(seed_ptr), token, feature, threshold, factor)
-                branch *= kept
-                d_branch *= kept
+            branch, d_branch = _through_branch(
+                d_h, value, bias, gate, seed_ptr, token, feature, threshold, factor, HAS_BIAS, DROPOUT
+            )  # fmt: skip
             sum_gate += d_h * branch
             sum_bias += d_branch
             tl.store(d_value_ptr + here, d_branch.to(d_value_ptr.dtype.element_ty), mask=store)
         after, d_y, d_after, value = next_after, next_d_y, next_d_after, next_value
         mean, rstd = next_mean, next_rstd
+    _store_sums(
+        sums_ptr, sum_shift, sum_gain, sum_gate, sum_bias, entry, chunk, feature, W, HAS_BRANCH
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_sums(
+    sums_ptr, sum_shift, sum_gain, sum_gate, sum_bias, entry, chunk, feature, W: tl.constexpr,
+    HAS_BRANCH: tl.constexpr,
+):  # fmt: skip
+    inside = feature < W
     n_sums = 4 if HAS_BRANCH else 2
     at = sums_ptr + (entry * tl.num_programs(1) + chunk).to(tl.int64) * (n_sums * W) + feature
     tl.store(at, sum_shift, mask=inside)
@@ -285,6 +291,29 @@ def _backward_kernel(
     if HAS_BRANCH:
         tl.store(at + 2 * W, sum_gate, mask=inside)
         tl.store(at + 3 * W, sum_bias, mask=inside)
+
+
+@triton.jit
+def _through_norm(g, normed, rstd, W: tl.constexpr):
+    """The gradient at what was normed, from that at the result, n."""
+    return rstd * (g - tl.sum(g, 0) / W - normed * (tl.sum(g * normed, 0) / W))
+
+
+@triton.jit
+def _through_branch(
+    d_h, value, bias, gate, seed_ptr, token, feature, threshold, factor, HAS_BIAS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """The branch as the gate met it, and its gradient."""
+    branch = value.to(tl.float32)
+    if HAS_BIAS:
+        branch += bias
+    d_branch = d_h * gate
+    if DROPOUT:
+        kept = _keep(tl.load(seed_ptr), token, feature, threshold, factor)
+        branch *= kept
+        d_branch *= kept
+    return branch, d_branch
 
 
 @triton.jit(do_not_specialize=["batch", "chunks"])
