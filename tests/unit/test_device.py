@@ -15,7 +15,13 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+
+    def make_current(device: torch.device) -> None:
+        if device.index is None:  # as torch does
+            raise ValueError("Expected a torch.device with a specified index or an integer")
+        current.append(device)
+
+    monkeypatch.setattr(torch.cuda, "set_device", make_current)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     return current
 
@@ -36,11 +42,17 @@ def test_no_device_at_all(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rank", "device"),
     [("auto", "11", "cuda:3"), ("cuda", "5", "cuda:5"), ("cuda:2", "5", "cuda:2"), ("cpu", "5", "cpu"),
-     ("auto", None, "cuda"), ("cuda:7", None, "cuda:7")],
+     ("auto", None, "cuda"), ("cuda", None, "cuda"), ("cuda:7", None, "cuda:7")],
 )  # fmt: skip
 def test_processes_that_train_together_take_a_gpu_each(
-    monkeypatch: pytest.MonkeyPatch, name: str, rank: str | None, device: str
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: list[torch.device],
+    name: str,
+    rank: str | None,
+    device: str,
 ) -> None:
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
-    assert pick_own_device(name) == torch.device(device)
+    wanted = torch.device(device)
+    assert pick_own_device(name) == wanted
+    assert chosen == ([] if wanted.index is None else [wanted])

@@ -33,7 +33,8 @@ def pick_device(name: str) -> torch.device:
     if int(found[1] or 0) >= torch.cuda.device_count():
         raise UserError(f"no device '{name}': there are {torch.cuda.device_count()} GPUs here")
     device = torch.device(name)
-    torch.cuda.set_device(device)  # kernels launch on the current device
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels launch on the current device
     return device
 
 
