@@ -15,6 +15,7 @@ from xdlm.ops import (
     categorical,
     chunked,
     device,
+    draw_and_weigh,
     resolve_impl,
     row_loss,
     row_stats,
@@ -272,6 +273,16 @@ def test_categorical_never_draws_what_is_impossible() -> None:
     for u in (0.0, 0.5, 1 - 2.0**-53):
         drawn = categorical(logits, torch.full((3,), u, dtype=torch.float64))
         assert drawn.tolist() == [5, 599, 300]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_probabilities_of_coarse_logits_are_exact(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (20 + 4 * torch.randn(500, 50, generator=generator)).to(dtype)
+    z = torch.randint(50, (500,), generator=generator)
+    _, p_z = draw_and_weigh(logits, torch.rand(500, generator=generator), z)
+    expected = logits.double().softmax(-1).gather(1, z[:, None])[:, 0]
+    torch.testing.assert_close(p_z, expected, rtol=1e-5, atol=0)
 
 
 def test_picked_rows_come_first_and_all_rows_once() -> None:

@@ -237,6 +237,13 @@ def test_top_p_keeps_the_token_that_crosses() -> None:
     torch.testing.assert_close(Filter(temperature=0.5)(logits), 2 * logits)
 
 
+def test_a_nucleus_of_coarse_logits_is_that_of_the_same_numbers() -> None:
+    """Added up in bfloat16, many small probabilities would never reach top_p."""
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found, expected = (Filter(0.9, 0.95)(each) for each in (logits, logits.float()))
+    assert torch.equal(found.isfinite(), expected.isfinite()) and not expected.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError
+from xdlm.ops.rows import work_dtype
 
 _BLOCK = 512
 
 
 def draw_and_weigh(logits: Tensor, uniform: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """A draw from each row of `logits` [R, V], and the probability (float64) that it gives `z` [R]."""
+    logits = logits.to(work_dtype(logits.dtype))
     log_p = logits.gather(1, z[:, None])[:, 0] - logits.logsumexp(-1)
     return categorical(logits, uniform), log_p.double().exp()
 
@@ -30,8 +32,8 @@ def categorical(logits: Tensor, uniform: Tensor) -> Tensor:
     rows, size = logits.shape
     if rows == 0:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
-    work = torch.promote_types(logits.dtype, torch.float32)
-    weight = torch.exp(logits.to(work) - logits.amax(-1, keepdim=True).to(work))
+    logits = logits.to(work_dtype(logits.dtype))
+    weight = torch.exp(logits - logits.amax(-1, keepdim=True))
     width = min(size, _BLOCK)
     weight = torch.nn.functional.pad(weight, (0, -size % width)).view(rows, -1, width)
     block_cdf = weight.sum(-1, dtype=torch.float64).cumsum(-1)

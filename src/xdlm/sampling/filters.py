@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from xdlm.errors import UserError, check_number
+from xdlm.ops.rows import work_dtype
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Filter:
             raise UserError(f"top_p must lie in (0, 1], got {self.top_p}")
 
     def __call__(self, logits: Tensor) -> Tensor:
+        logits = logits.to(work_dtype(logits.dtype))
         if self.temperature == 0:
             best = logits.argmax(-1, keepdim=True)
             return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
