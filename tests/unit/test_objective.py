@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,25 @@ def test_reconstruction_is_minus_log_likelihood(process: NoiseProcess) -> None:
         expected = -dense.posterior(process, probs, z, 0.0, t)[x].log()
         computed = step_kl(process, logits.view(1, 1, N), x_BL, z_BL, 0.0, t)
         torch.testing.assert_close(computed[0, 0], expected, rtol=1e-6, atol=1e-11)
+
+
+@every_process
+@pytest.mark.parametrize("gap", [30.0, 499.0, 600.0, 5000.0, torch.inf])
+def test_reconstruction_of_what_was_all_but_ruled_out(process: NoiseProcess, gap: float) -> None:
+    """x has the probability e^-gap, which float64 rounds to 0 from 745 on; the loss is about the gap."""
+    t = 0.2
+    coefs = process.coefs(torch.tensor([t], dtype=torch.float64))
+    for x, z in cases(process):
+        x_BL, z_BL = torch.tensor([[x]]), torch.tensor([[z]])
+        if coefs.b.at(z_BL) == 0:  # it is no noise, and stays
+            continue
+        logits = torch.zeros(1, 1, N, dtype=torch.float64)
+        logits[..., x] = -gap
+        log_p_x = -gap - math.log(len(ordinary_tokens(process)) - 1 + math.exp(-gap))
+        model = coefs.of(probs_of(process, logits[0, 0])[z_BL], z_BL)
+        truth = coefs.of((x_BL == z_BL).double(), z_BL)
+        computed = step_kl(process, logits, x_BL, z_BL, 0.0, t)
+        torch.testing.assert_close(computed, (model / truth).log() - log_p_x, rtol=1e-9, atol=0)
 
 
 @every_process

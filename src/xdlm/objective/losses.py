@@ -23,6 +23,8 @@ from xdlm.structs import Coefs, RowLosses, RowStats, align, batch_times, check_o
 
 #: The first time whose coefficients and rates are all finite, with room to spare.
 _FIRST = 1e-9
+#: Nats beyond which e^r is not computed: float64 ends at 709.
+_STEEP = 500.0
 
 
 def nelbo(process: NoiseProcess, logits: Tensor, x: Tensor, z: Tensor, t: Tensor | float) -> Tensor:
@@ -118,7 +120,9 @@ def step_kl_of_stats(
     may_have_stayed = (at_s.of((z == x).double(), z) > 0) & (align(at_t.alpha, z) > 0)
     r = log_ratio(at_s, stats, x, z, (u > 0) & may_have_stayed)
     surely_redrawn = -log_ratio(at_t, stats, x, z, (u > 0) & ~may_have_stayed)
-    bracket = torch.log1p(u * torch.expm1(r)) - u * r + surely_redrawn
+    # Beyond, the logarithm is a straight line of slope 1.
+    near, beyond = r.clamp_max(_STEEP), (r - _STEEP).clamp_min(0)
+    bracket = torch.log1p(u * torch.expm1(near)) - u * near + (1 - u) * beyond + surely_redrawn
     kl = torch.where(u > 0, u * marginal_kl(at_s, stats), 0.0) + bracket
     return kl.to(stats.S.dtype)
 
