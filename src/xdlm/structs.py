@@ -130,8 +130,8 @@ class Coefs:
         """`f(p, z) = alpha p_z + b(z)` for the probability p_z that a distribution gives z."""
         return align(self.alpha, z) * p + self.b.at(z)
 
-    def index(self, rows: Tensor | slice) -> Coefs:
-        """The coefficients of some of the batch entries, for rows gathered from a batch."""
+    def index(self, rows: Tensor | slice | tuple[Tensor, ...]) -> Coefs:
+        """The coefficients of some of the batch entries (or positions), for rows gathered from a batch."""
         take = operator.itemgetter(rows)
         return Coefs(take(self.alpha), self.b.map(take), take(self.d_alpha), self.d_b.map(take))
 

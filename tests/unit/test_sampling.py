@@ -75,6 +75,22 @@ def test_step_frequencies_match_the_posterior(process: NoiseProcess, step, s, t)
 
 
 @every_process
+@pytest.mark.parametrize("step", [ancestral_step, dense_step], ids=["thinned", "dense"])
+def test_positions_may_have_times_of_their_own(process: NoiseProcess, step) -> None:
+    draws, z = 20_000, ordinary_tokens(process)[2]
+    logits = random_prediction(process, seed=8).float()
+    probs = probs_of(process, logits.double()).view(1, 1, N)
+    s, t = torch.tensor([[0.0, 0.2, 0.5]]), torch.tensor([[0.3, 0.4, 0.9]])
+    drawn = step(
+        process, logits.expand(draws, 3, N), torch.full((draws, 3), z), s.expand(draws, -1),
+        t.expand(draws, -1), generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    for i in range(3):
+        law = process.posterior(probs, torch.tensor([[z]]), s[:, i], t[:, i])[0, 0]
+        assert frequencies_match(drawn[:, i], law)
+
+
+@every_process
 def test_whole_run_follows_the_law_in_every_way_to_draw(process: NoiseProcess) -> None:
     """Every leg of a real run, the one from pure noise included."""
     logits = random_prediction(process, seed=9).float()

@@ -100,7 +100,8 @@ def ancestral_step(
     rows = plan.needs_head.nonzero(as_tuple=True)
     row_logits = forbid(logits[rows], process.special_ids)
     drawn, p_z = draw_and_weigh(row_logits, uniforms.token[rows], z[rows])
-    noisy = is_noise(at_t.index(rows[0]), p_z, z[rows], uniforms.accept[rows])
+    of_rows = at_t.index(rows[: t.ndim])
+    noisy = is_noise(of_rows, p_z, z[rows], uniforms.accept[rows])
     return apply_plan(process, at_s, z, plan, uniforms.noise, rows, noisy, drawn)
 
 
