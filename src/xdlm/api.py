@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Any, NamedTuple, Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from xdlm.blanks import BlankRule, force, make_rules, read_template
 from xdlm.config import DataConfig, LoraConfig, ProcessConfig, RunConfig, TrainConfig
 from xdlm.data import Rows, data_root, pack
-from xdlm.errors import UserError, check_seed, check_whole, did_you_mean
+from xdlm.errors import UserError, check_known, check_seed, check_whole
 from xdlm.evaluation import Likelihood, likelihood
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
@@ -43,10 +43,14 @@ from xdlm.training.device import pick_device
 from xdlm.training.folders import SHARD_BYTES, PublishedOther, write_published
 from xdlm.training.model_card import adapter_card, model_card
 from xdlm.training.note import Note
-from xdlm.training.trained import bundled, find_model, read_trained
-
-Weights = Literal["ema", "raw"]
-Precision = Literal["float32", "bfloat16"]
+from xdlm.training.trained import (
+    Precision,
+    Weights,
+    bundled,
+    describe,
+    find_model,
+    read_trained,
+)
 
 MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
 #: Draws of noise for each row of some texts, at least, and for all rows together, at least.
@@ -101,8 +105,7 @@ class Model:
     """What it was loaded as."""
 
     def __repr__(self) -> str:
-        n = sum(p.numel() for p in self.denoiser.parameters())
-        about = f"{n / 1e6:.1f} M parameters, {self.weights} weights of step {self.step:,}"
+        about = describe(self.denoiser, self.weights, self.step)
         return f"Model({self.process}, rows of {self.length} tokens, {about})"
 
     @property
@@ -217,9 +220,9 @@ class Model:
             rows, how, seed=seed, index=index, stop_ids=ends, batch_tokens=batch_tokens,
             on_step=on_step, on_frame=on_frame,
         ):  # fmt: skip
-            for i, row in enumerate(group):
+            for i, (row, ids) in enumerate(zip(group, drawn.tokens.tolist(), strict=True)):
                 end = int(drawn.ends[i])
-                tokens = drawn.tokens[i, rows[row].index(None) : end].tolist()
+                tokens = ids[rows[row].index(None) : end]
                 found[row] = Completion(
                     tokens, self.tokenizer.decode(tokens), end < len(rows[row]), int(drawn.nfe[i])
                 )
@@ -463,9 +466,8 @@ def load(
     """
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"load takes a name, such as 'pocket', or a path, got {name!r}")
-    for what, value, known in (("weights", weights, Weights), ("precision", precision, Precision)):
-        if value not in get_args(known):
-            raise UserError(f"unknown {what} '{value}'{did_you_mean(str(value), get_args(known))}")
+    check_known("weights", weights, get_args(Weights))
+    check_known("precision", precision, get_args(Precision))
     checkpoint = find_model(name)
     if isinstance(checkpoint, PublishedOther) and not checkpoint.is_denoiser:
         raise UserError(

@@ -28,6 +28,13 @@ def near_miss(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def check_known(what: str, value: object, known: Iterable[str]) -> None:
+    """That a choice is one of those that there are."""
+    names = tuple(known)
+    if value not in names:
+        raise UserError(f"unknown {what} '{value}'{did_you_mean(str(value), names)}")
+
+
 def check_number(what: str, value: object) -> None:
     """That a value can be counted with; numpy's numbers are welcome too, a text of digits is not."""
     if isinstance(value, str) or not hasattr(value, "__float__"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xdlm.config import RunConfig
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_known, check_seed, check_whole
 from xdlm.models import Denoiser
 from xdlm.noise import NoiseProcess
 from xdlm.sampling import SamplerConfig, Trajectory, sample
@@ -20,11 +21,20 @@ from xdlm.sampling.writing import join_trajectories
 from xdlm.tokens import Codes, ImageTokenizer
 from xdlm.training.checkpoint import save_weights
 from xdlm.training.device import pick_device
-from xdlm.training.trained import bundled, find_model, read_trained
+from xdlm.training.trained import (
+    Precision,
+    Weights,
+    bundled,
+    describe,
+    find_model,
+    read_trained,
+)
 
 MAX_IMAGES = 1_000_000
 #: Images that are sampled together.
 BATCH = 64
+#: Labels of a result that its repr shows.
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,11 @@ class ImageSample:
     nfe: int
     trajectory: Trajectory | None
 
+    def __repr__(self) -> str:
+        shape, labels = list(self.images.shape), self.labels[:_SHOWN].tolist()
+        more = ", ..." if len(self.labels) > _SHOWN else ""
+        return f"ImageSample(images {shape}, labels [{', '.join(map(str, labels))}{more}], nfe={self.nfe})"
+
 
 @dataclass(frozen=True)
 class ImageModel:
@@ -48,6 +63,10 @@ class ImageModel:
     config: RunConfig
     weights: str
     step: int
+
+    def __repr__(self) -> str:
+        side, about = self.tokenizer.side, describe(self.denoiser, self.weights, self.step)
+        return f"ImageModel({self.process}, images of {side} x {side}, {about})"
 
     def labels(self, n: int) -> list[int]:
         """Classes in turn, so that all are as frequent as can be; -1 from a model that knows none."""
@@ -98,6 +117,8 @@ class ImageModel:
         on_step: Callable[[int, int], None] | None = None,
     ) -> Iterator[ImageSample]:
         """The same, batch by batch, for sets that are too large to hold."""
+        check_whole("n", n)
+        check_seed(seed)
         if not 1 <= n <= MAX_IMAGES or batch < 1:
             raise UserError(
                 f"n must lie in 1..{MAX_IMAGES:,} and batch be at least 1, got {n}, {batch}"
@@ -141,10 +162,12 @@ def load_image_model(
     name: str | Path,
     *,
     device: str | torch.device = "auto",
-    weights: str = "ema",
-    precision: str = "float32",
+    weights: Weights = "ema",
+    precision: Precision = "float32",
 ) -> ImageModel:
-    """A model of images, from a checkpoint or a run folder."""
+    """A model of images, from a checkpoint or a run folder; `weights` and `precision` as in `xdlm.load`."""
+    check_known("weights", weights, get_args(Weights))
+    check_known("precision", precision, get_args(Precision))
     if bundled(name) is None and not Path(name).is_dir():  # of images none is bundled
         raise UserError(
             f"no model of images at {name}; train one first, as with `xdlm train recipes/cpu-pixels.yaml`"

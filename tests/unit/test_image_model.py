@@ -85,6 +85,28 @@ def test_guidance_needs_classes(model: ImageModel) -> None:
         without.sample(1, config=SamplerConfig(steps=1, guidance=Guidance(2.0)))
 
 
+def test_arguments_that_are_none_get_one_line(folder: Path, model: ImageModel) -> None:
+    for given, says in (
+        ({"weights": "emma"}, "unknown weights 'emma'; did you mean 'ema'"),
+        ({"precision": "bf16"}, "unknown precision 'bf16'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            load_image_model(folder / "run", device="cpu", **given)
+    for how, says in (
+        ({"n": 1.5}, "n must be a whole number"),
+        ({"seed": 2**64}, r"seed must lie in 0\.\.2\^63-1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            model.sample(**how)
+
+
+def test_models_and_images_are_shown_in_a_line(model: ImageModel) -> None:
+    assert repr(model).startswith("ImageModel(")
+    assert "images of 8 x 8, 0.1 M parameters, ema weights of step " in repr(model)
+    drawn = model.sample(2, config=SamplerConfig(steps=2))
+    assert repr(drawn) == f"ImageSample(images [2, 8, 8, 3], labels [0, 1], nfe={drawn.nfe})"
+
+
 def test_a_model_of_text_is_no_model_of_images() -> None:
     with pytest.raises(UserError, match="is a text model"):
         load_image_model("pocket", device="cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ from xdlm.training.device import place
 from xdlm.training.drafts import draft
 from xdlm.training.fingerprints import fingerprint
 from xdlm.training.folders import PublishedOther, Source, is_published, open_published
+
+#: Which weights are read, and what the trunk computes in.
+Weights = Literal["ema", "raw"]
+Precision = Literal["float32", "bfloat16"]
 
 _CPU = torch.device("cpu")
 
@@ -66,6 +70,12 @@ def read_trained(
     checkpoint.read_into(file, trained_parameters(denoiser))
     denoiser.eval().requires_grad_(False)
     return Trained(denoiser, process, tokenizer, checkpoint.weights if file == MODEL else "raw")
+
+
+def describe(denoiser: Denoiser, weights: str, step: int) -> str:
+    """A model's size and weights, for people."""
+    n = sum(p.numel() for p in denoiser.parameters())
+    return f"{n / 1e6:.1f} M parameters, {weights} weights of step {step:,}"
 
 
 def read_start(start: Source, config: RunConfig, targets: Mapping[str, Tensor]) -> None:
