@@ -13,9 +13,17 @@ from test_sampling import Oracle, frequencies_match
 from torch import Tensor
 
 from xdlm import UserError, Vocab
-from xdlm.noise import Masked, Uniform
+from xdlm.noise import Gidd, Masked, Mixed, Uniform
 from xdlm.ops import Stream, uniform
-from xdlm.sampling import Block, Change, ConfidenceConfig, Filter, decode, plan_blocks
+from xdlm.sampling import (
+    Block,
+    Change,
+    ConfidenceConfig,
+    Filter,
+    configure,
+    decode,
+    plan_blocks,
+)
 from xdlm.sampling.schedule import split
 
 
@@ -361,6 +369,16 @@ def test_a_plan_of_ones_own(model) -> None:
             decode(model, PROCESS, blocks=blocks, **args)
 
 
+def test_rewriting_is_that_of_the_noise() -> None:
+    """GIDD's uniform noise leaves the mask out: next to no masks, and a mask has less than uniform noise
+    over all states would give it."""
+    vocab = Vocab(3, 2)
+    for process, share in (
+        (Masked(vocab), 0.0), (Mixed(vocab, k=0.3), 0.3), (Gidd(vocab, p_uniform=0.99), 1.0),
+    ):  # fmt: skip
+        assert configure({"sampler": "confidence"}, process) == ConfidenceConfig(k=share)
+
+
 def test_bad_input_is_said(model) -> None:
     given, frozen = with_room(torch.zeros(2, 1, dtype=torch.int64), 4)
     uneven = frozen.clone()
@@ -375,6 +393,10 @@ def test_bad_input_is_said(model) -> None:
         (lambda: decode(model, Uniform(Vocab(N)), given=given, frozen=frozen), "has none"),
         (lambda: decode(model, PROCESS, given=given, frozen=uneven), "as many open positions"),
         (lambda: decode(model, PROCESS, given=given, frozen=frozen[:1]), "go together"),
+        (
+            lambda: decode(model, PROCESS, given=given, frozen=frozen, index=torch.arange(3)),
+            r"index numbers \[3\] rows, and there are 2",
+        ),
         (lambda: decode(model, PROCESS, given=given, frozen=frozen | True), "no position to fill"),
         (
             lambda: decode(model, PROCESS, given=given, frozen=frozen, stop_ids=(MASK,)),

@@ -157,11 +157,13 @@ def decode(
     n_open = _count_open(frozen)
     blocks = config.plan(n_open) if blocks is None else blocks
     check_blocks(blocks, n_open)
-    index = torch.arange(len(given)) if index is None else index
-    position = torch.arange(given.shape[1], device=device)
+    if index is not None and index.shape != given.shape[:1]:
+        raise UserError(f"index numbers {list(index.shape)} rows, and there are {len(given)}")
+    index = (torch.arange(len(given)) if index is None else index).to(device)[:, None]
+    position = torch.arange(given.shape[1], device=device)[None]
 
     def draw(stream: Stream, step: int) -> Tensor:
-        return uniform(seed, stream, index.to(device)[:, None], position[None], step)
+        return uniform(seed, stream, index, position, step)
 
     head = PredictingHead(
         denoiser, process.special_ids, config.filter,

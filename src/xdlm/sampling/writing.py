@@ -67,9 +67,10 @@ def configure(how: Mapping[str, Any], process: NoiseProcess) -> Config:
 
 
 def uniform_share(process: NoiseProcess) -> float:
-    """How much of the noise is uniform, at half time: k for mixed noise, 0 for masks alone."""
+    """How much of the noise is uniform, at half time: k for mixed noise, 0 for masks alone. It is of noise
+    over all states, the mask included: noise that reaches the mask less than that counts as all uniform."""
     at = process.coefs(0.5)
-    return round(float(process.vocab.size * at.b_tok / (1 - at.alpha)), 12)
+    return min(round(float(process.vocab.size * at.b_tok / (1 - at.alpha)), 12), 1.0)
 
 
 class Part(NamedTuple):
