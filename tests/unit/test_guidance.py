@@ -140,6 +140,8 @@ def test_an_image_is_led_by_its_label() -> None:
 def test_bad_guidance_gets_one_line() -> None:
     with pytest.raises(UserError, match="guidance must lie in"):
         Guidance(-1.0)
+    with pytest.raises(UserError, match="guidance must be a number"):
+        Guidance("2")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="did you mean 'rising'"):
         Guidance(2.0, "risin")
     process = Mixed(VOCAB, k=0.4)

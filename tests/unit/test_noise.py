@@ -7,7 +7,16 @@ import torch
 from processes import PROCESSES, SCHEDULES, N, ordinary_tokens, probs_of, random_prediction
 
 from xdlm import UserError, Vocab
-from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform, dense
+from xdlm.noise import (
+    Gidd,
+    LogLinear,
+    Masked,
+    Mixed,
+    NoiseProcess,
+    Polynomial,
+    Uniform,
+    dense,
+)
 
 every_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
 EYE = torch.eye(N, dtype=torch.float64)
@@ -135,6 +144,11 @@ def test_gidd_uniform_share_at_half_time() -> None:
         (lambda: Mixed(Vocab(10), k=0.5), "needs a mask"),
         (lambda: Masked(Vocab(10)), "needs a mask"),
         (lambda: Mixed(Vocab(10, 9), k=0.5, mu={9: 0.4}), "sum to 1"),
+        (lambda: Mixed(Vocab(10, 9), k=0.5, mu={9: "a"}), "weight of a special token must be a n"),
+        (lambda: Mixed(Vocab(10, 9), k=0.5, mu=[9]), "mu takes special tokens to their weights"),  # type: ignore[arg-type]
+        (lambda: Mixed(Vocab(2, 1), k=0.5, mu={0: 0.2, 1: 0.3}), "none is left for data"),
+        (lambda: LogLinear(eps="a"), "eps must be a number"),  # type: ignore[arg-type]
+        (lambda: Polynomial(power=None), "power must be a number"),  # type: ignore[arg-type]
         (lambda: Gidd(Vocab(10, 9), p_uniform=1.0), "p_uniform"),
     ],
 )

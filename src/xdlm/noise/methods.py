@@ -39,6 +39,12 @@ class Stationary(NoiseProcess):
         check_number("the mixing ratio k", k)
         if not 0 <= k <= 1:
             raise UserError(f"the mixing ratio k must lie in [0, 1], got {k}")
+        if not isinstance(mu, Mapping):
+            raise UserError(
+                f"mu takes special tokens to their weights, such as {{9: 0.5}}, got {mu!r}"
+            )
+        for weight in mu.values():
+            check_number("the weight of a special token", weight)
         outside = [i for i in mu if not 0 <= i < vocab.size]
         if outside:
             raise UserError(f"special token {outside[0]} is outside the vocabulary of {vocab.size}")
@@ -57,6 +63,8 @@ class Stationary(NoiseProcess):
         self.schedule: Schedule = schedule if schedule is not None else LogLinear()
         mask_first = sorted(self.mu, key=lambda i: (i != vocab.mask_id, i))
         self.special_ids = tuple(mask_first)
+        if len(self.special_ids) == vocab.size:
+            raise UserError("every token is special: none is left for data")
 
     @property
     def has_uniform_noise(self) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from xdlm.errors import UserError
+from xdlm.errors import UserError, check_number
 
 
 class Alpha(NamedTuple):
@@ -24,6 +24,7 @@ class Schedule(Protocol):
 
 
 def _check_eps(eps: float) -> None:
+    check_number("a schedule's eps", eps)
     if not 0 < eps < 1:
         raise UserError(f"a schedule's eps must lie in (0, 1), got {eps}")
 
@@ -66,6 +67,7 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
+        check_number("a schedule's power", self.power)
         if not 1 <= self.power < math.inf:
             raise UserError(f"a polynomial schedule needs power >= 1, got {self.power}")
 

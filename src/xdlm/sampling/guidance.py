@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xdlm.errors import UserError, did_you_mean
+from xdlm.errors import UserError, check_known, check_number
 
 _MAX_SCALE = 100.0
 #: What is applied of s - 1 at time t, from 1 (noise) to 0 (data).
@@ -31,13 +31,10 @@ class Guidance:
     scale at half time, 1 at both ends)."""
 
     def __post_init__(self) -> None:
+        check_number("guidance", self.scale)
         if not 0 <= self.scale <= _MAX_SCALE:
             raise UserError(f"guidance must lie in [0, {_MAX_SCALE:.0f}], got {self.scale}")
-        if self.schedule not in SCHEDULES:
-            raise UserError(
-                f"unknown schedule of guidance '{self.schedule}'"
-                f"{did_you_mean(self.schedule, SCHEDULES)}"
-            )
+        check_known("schedule of guidance", self.schedule, SCHEDULES)
 
     def at(self, t: float) -> float:
         """The scale at time t."""
