@@ -28,6 +28,20 @@ class Guide(NamedTuple):
     scale: float
 
 
+class DrawRows(NamedTuple):
+    """Rows `hidden` [R, d] to draw from by numbers `uniform` [R], and tokens `z` [R] to weigh."""
+
+    hidden: Tensor
+    uniform: Tensor
+    z: Tensor
+    reshape: Reshape | None
+    guide: Guide | None
+
+    def part(self, rows: slice) -> DrawRows:
+        guide = self.guide and self.guide._replace(hidden=self.guide.hidden[rows])
+        return DrawRows(self.hidden[rows], self.uniform[rows], self.z[rows], self.reshape, guide)
+
+
 class RowDraws(ABC):
     """Draws from the predictions of hidden rows, so many at a time that logits stay bounded."""
 
@@ -51,28 +65,26 @@ class RowDraws(ABC):
 
         A guide changes the logits first, then `reshape` does.
         """
-        parts = [
-            self._draw(
-                hidden[rows], uniform[rows], z[rows], reshape,
-                None if guide is None else guide._replace(hidden=guide.hidden[rows]),
-            )
-            for rows in blocks(len(hidden), self.size, self.elements)
-        ]  # fmt: skip
+        rows = DrawRows(hidden, uniform, z, reshape, guide)
+        found = self._without_logits(rows)
+        if found is not None:
+            return found
+        parts = [self._draw(rows.part(at)) for at in blocks(len(z), self.size, self.elements)]
         return _joined(parts, z)
 
-    def _draw(
-        self,
-        hidden: Tensor,
-        uniform: Tensor,
-        z: Tensor,
-        reshape: Reshape | None,
-        guide: Guide | None,
-    ) -> tuple[Tensor, Tensor]:
-        logits = self.logits(hidden)
-        if guide is not None:
-            logits = guided(logits, self.logits(guide.hidden), guide.scale)
+    def _without_logits(self, rows: DrawRows) -> tuple[Tensor, Tensor] | None:
+        """The same of all rows at once, by a head that has a shorter way than through logits."""
+        return None
+
+    def _draw(self, rows: DrawRows) -> tuple[Tensor, Tensor]:
+        """The same of so few rows that their logits may be held."""
+        logits = self.logits(rows.hidden)
+        if rows.guide is not None:
+            logits = guided(logits, self.logits(rows.guide.hidden), rows.guide.scale)
         logits = forbid(logits, self.special)
-        return draw_and_weigh(logits if reshape is None else reshape(logits), uniform, z)
+        if rows.reshape is not None:
+            logits = rows.reshape(logits)
+        return draw_and_weigh(logits, rows.uniform, rows.z)
 
 
 class DrawingHead(RowDraws):
@@ -89,23 +101,16 @@ class DrawingHead(RowDraws):
     def logits(self, hidden: Tensor) -> Tensor:
         return head_logits(hidden, self.plain.weight, self.plain.bias)
 
-    def _draw(
-        self,
-        hidden: Tensor,
-        uniform: Tensor,
-        z: Tensor,
-        reshape: Reshape | None,
-        guide: Guide | None,
-    ) -> tuple[Tensor, Tensor]:
-        fused = self.fused and hidden.dtype == self.padded.weight.dtype
-        if not fused or reshape is not None or guide is not None:
-            return super()._draw(hidden, uniform, z, reshape, guide)
+    def _draw(self, rows: DrawRows) -> tuple[Tensor, Tensor]:
+        fused = self.fused and rows.hidden.dtype == self.padded.weight.dtype
+        if not fused or rows.reshape is not None or rows.guide is not None:
+            return super()._draw(rows)
         from xdlm.ops.fused import TritonBlock
         from xdlm.ops.fused_draw import fused_draw_and_weigh
 
         assert isinstance(self.math, TritonBlock)
-        logits, sums = self.math.summed_logits(hidden, self.padded)
-        return fused_draw_and_weigh(logits, sums, self.padded, uniform, z)
+        logits, sums = self.math.summed_logits(rows.hidden, self.padded)
+        return fused_draw_and_weigh(logits, sums, self.padded, rows.uniform, rows.z)
 
     def can_count(self, hidden: Tensor) -> bool:
         """Whether `draw_counted` can be asked."""
@@ -155,19 +160,10 @@ class FunctionHead(RowDraws):
     def logits(self, hidden: Tensor) -> Tensor:
         return self._logits(hidden)
 
-    def draw(
-        self,
-        hidden: Tensor,
-        uniform: Tensor,
-        z: Tensor,
-        reshape: Reshape | None = None,
-        guide: Guide | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if reshape is None and self._own_draws is not None:
-            own = self._own_draws(hidden, uniform, z, guide)
-            if own is not None:
-                return own
-        return super().draw(hidden, uniform, z, reshape, guide)
+    def _without_logits(self, rows: DrawRows) -> tuple[Tensor, Tensor] | None:
+        if rows.reshape is not None or self._own_draws is None:
+            return None
+        return self._own_draws(rows.hidden, rows.uniform, rows.z, rows.guide)
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]], z: Tensor) -> tuple[Tensor, Tensor]:
