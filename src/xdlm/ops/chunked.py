@@ -30,9 +30,10 @@ class TorchBlock:
         out.stats.lse[part] = (top.double() + total.log().double())[:, 0]
         if rows.log_c is not None:
             u = probs * _c(rows.log_c[part], probs)
-            out.stats.S[part] = torch.log1p(u).sum(-1)
             if out.spread is not None:
-                out.spread[part] = u.div_(u + 1).sum(-1)
+                more = u + 1
+                out.spread[part] = torch.div(u, more, out=more).sum(-1)
+            out.stats.S[part] = u.log1p_().sum(-1)
         return probs
 
     def gradient(
@@ -45,7 +46,8 @@ class TorchBlock:
         else:
             # p (d_lse - d_S spread) + d_S c p/(1 + c p), with the two factors of p put together
             c = _c(rows.log_c[part], probs)
-            factor = (d_total * c) / (probs * c).add_(1)
+            factor = (probs * c).add_(1)
+            torch.div(d_total * c, factor, out=factor)
             d_logits = probs.mul_(factor.add_(d_lse - d_total * found.spread[part, None]))
         d_logits.scatter_add_(1, rows.x[part, None], d_x)
         # A special token's logit is the constant -inf: nothing flows back into it.

@@ -140,23 +140,22 @@ def head_logits(
     weight, bias = _as_hidden(hidden, weight, bias)
     dtype = work_dtype(hidden.dtype)
     if hidden.dtype == dtype or not hidden.is_cuda:
-        return forbid(_product(hidden, weight, bias), special)
+        return _forbid_in_place(_product(hidden, weight, bias), special)
     logits = torch.mm(hidden, weight.T, out_dtype=dtype)
     if bias is not None:
         logits += bias
-    for token in special:
-        logits[:, token] = -torch.inf
-    return logits
+    return _forbid_in_place(logits, special)
 
 
 def forbid(logits: Tensor, special: tuple[int, ...]) -> Tensor:
     """Logits with every special token's at -inf: a prediction is of clean data."""
-    if not special:
-        return logits
-    allowed = logits.clone()
+    return _forbid_in_place(logits.clone(), special) if special else logits
+
+
+def _forbid_in_place(logits: Tensor, special: tuple[int, ...]) -> Tensor:
     for token in special:  # not by a tensor of them, which a GPU would have to wait for
-        allowed.narrow(-1, token, 1).fill_(-torch.inf)
-    return allowed
+        logits.narrow(-1, token, 1).fill_(-torch.inf)
+    return logits
 
 
 def work_dtype(dtype: torch.dtype) -> torch.dtype:
