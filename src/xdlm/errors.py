@@ -1,5 +1,5 @@
 """The one exception that means "your input is wrong", the near-miss hint that goes with it, and checks of
-numbers."""
+arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_number(what: str, value: object) -> None:
 
 
 def check_whole(what: str, value: Any) -> None:
-    """The same of what is counted, such as steps."""
+    """Raise unless a value is a whole number, such as steps."""
     try:
         operator.index(value)
     except TypeError:
@@ -50,7 +50,7 @@ def check_whole(what: str, value: Any) -> None:
 
 
 def check_seed(seed: int, *, name: str = "seed") -> None:
-    """What is beyond 64 bits would come round to small ones."""
+    """Raise unless a seed fits 63 bits: larger ones would wrap around to small ones."""
     check_whole(name, seed)
     if not 0 <= seed < 2**63:
         raise UserError(f"{name} must lie in 0..2^63-1, got {seed}")

@@ -147,7 +147,7 @@ class Coefs:
 
     @staticmethod
     def join(parts: Sequence[Coefs]) -> Coefs:
-        """One behind the other."""
+        """Several batches as one, concatenated."""
         ids = parts[0].b.special_ids
 
         def joined(pick: Callable[[Coefs], Tensor]) -> Tensor:
@@ -161,7 +161,7 @@ class Coefs:
         )
 
     def to(self, device: torch.device) -> Coefs:
-        """Moved in one piece: many small copies would each cost as much."""
+        """Moved in one copy, since each of many small ones would cost as much."""
         if device == self.alpha.device:
             return self
         ids, n_special = self.b.special_ids, len(self.b.special_ids)
@@ -191,8 +191,8 @@ class RowStats(NamedTuple):
     clean and of the noisy token (-inf where that token is special), and
     `S = sum_e softplus(logit_e - lse + log c) = sum_e log1p(c p_e)`.
 
-    The first three are float64, since log p = logit - lse would lose to cancellation what the
-    logits' own rounding leaves; S has the dtype in which the vocabulary was summed.
+    The first three are float64, since in float32 log p = logit - lse would lose more to cancellation
+    than the logits lost to rounding. S has the dtype in which the vocabulary was summed.
     """
 
     lse: Tensor
@@ -209,8 +209,8 @@ class RowLosses(NamedTuple):
 
 
 class HeadRows(NamedTuple):
-    """Rows on their way into the output head: R hidden states, the head's parameters, and for each row
-    the clean token, the noisy token and log c (None where no sum over the vocabulary is needed)."""
+    """Input of the output head: R hidden states, the head's parameters, and for each row the clean
+    token, the noisy token and log c (None where no sum over the vocabulary is needed)."""
 
     hidden: Tensor
     weight: Tensor
@@ -231,7 +231,7 @@ def is_special(z: Tensor, special_ids: tuple[int, ...]) -> Tensor:
 def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
     """Times as float64 on the device of the tokens, one per batch entry (or per position).
 
-    On the CPU their values are checked; on a GPU a check would make it wait.
+    Their values are checked on the CPU only: on a GPU the host would have to wait for them.
     """
     t = torch.as_tensor(t, dtype=torch.float64, device=tokens.device)
     if t.shape != tokens.shape[: t.ndim]:
@@ -244,14 +244,13 @@ def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
 
 
 def check_times(t: Tensor) -> None:
-    """On the CPU, that times are some: outside of [0, 1] a schedule goes on to what is no probability."""
+    """Refuse times outside [0, 1], where schedules give no probabilities; checked on the CPU only."""
     if t.device.type == "cpu" and not bool(((t >= 0) & (t <= 1)).all()):
         raise UserError(f"times must lie in [0, 1], got {t.min():.4g} to {t.max():.4g}")
 
 
 def check_tokens(tokens: Tensor, size: int, what: str) -> None:
-    """That tokens can be looked up: whole numbers, and on the CPU that they lie in 0..size - 1. On a GPU
-    their values would make it wait."""
+    """Refuse tokens that are not integers or (checked on the CPU only) lie outside 0..size - 1."""
     if not isinstance(tokens, Tensor):
         raise UserError(f"{what} must be a tensor of tokens, got {type(tokens).__name__}")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -264,7 +263,7 @@ def check_tokens(tokens: Tensor, size: int, what: str) -> None:
 
 
 def check_order(s: Tensor, t: Tensor) -> None:
-    """On the CPU, that steps go from t down to s."""
+    """Refuse steps that do not go from t down to s; checked on the CPU only."""
     if s.device.type == "cpu" and not bool((s < t).all()):
         raise UserError("a step goes from t down to s: s must be smaller than t")
 
@@ -276,9 +275,9 @@ def align(value: Tensor, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Clean data on its way into a loss. `index` numbers the samples globally: it keys their noise. It
-    may stay on the CPU, which then computes what belongs to whole samples: on a GPU, a launch for each
-    of many numbers so few would take longer. Where `given`, a token stays as it is and does not count."""
+    """Clean data for a loss. `index` [B] numbers the samples globally and keys their noise. It may stay
+    on the CPU, which then computes all that is one number per sample: for so few, launches on a GPU would
+    take longer. Tokens where `given` [B, L] holds are not noised and do not count."""
 
     tokens: Tensor
     index: Tensor
@@ -287,9 +286,9 @@ class Batch:
 
 
 class Noised(NamedTuple):
-    """A batch with noise on it; all [B, L]. `weight` is that of the likelihood bound. Where `picked`, a
-    position is looked at, and counts `scale` times: the inverse of the probability that it was picked.
-    Elsewhere the scale is 0."""
+    """A noised batch; all [B, L]. `weight` is that of the likelihood bound. Positions where `picked` holds
+    are evaluated and count `scale` times, the inverse of the probability that they were picked; elsewhere
+    the scale is 0."""
 
     z: Tensor
     weight: Tensor

@@ -72,7 +72,7 @@ class Stationary(NoiseProcess):
 
     def _pi(self, like: Tensor) -> TokenValues:
         base = self.k / self.vocab.size
-        # Filled where they are: a tensor made of Python numbers would have a GPU wait for its copy.
+        # Filled in place: copying Python numbers to a GPU would make the host wait.
         special = like.new_empty(*like.shape, len(self.special_ids))
         for i, token_id in enumerate(self.special_ids):
             special[..., i].fill_(base + self.mu[token_id])
@@ -101,8 +101,8 @@ class Masked(Stationary):
 class Uniform(Stationary):
     """UDLM: tokens turn into any of the N states alike.
 
-    The vocabulary usually has no mask; where it has one, the mask is one of the N states that noise
-    reaches and data never holds.
+    The vocabulary usually has no mask. Where it has one, noise reaches the mask as any other state, but
+    data never holds it.
     """
 
     wants_mask: ClassVar[bool] = False

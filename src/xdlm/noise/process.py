@@ -36,7 +36,7 @@ class NoiseProcess(ABC):
     vocab: Vocab
     special_ids: tuple[int, ...]
 
-    #: The settings of its own that a configuration may give it, beside `schedule` where it has one.
+    #: Settings that a configuration may give it, besides `schedule` where it has one.
     settings: ClassVar[tuple[str, ...]] = ()
     has_schedule: ClassVar[bool] = True
     #: Whether a vocabulary made for this process gets a mask.
@@ -64,12 +64,12 @@ class NoiseProcess(ABC):
         return f"{type(self).__name__}({self.vocab}{said})"
 
     def _told(self) -> dict[str, object]:
-        """What tells it from others of its kind."""
+        """What distinguishes it from others of its class, for `repr`."""
         own: dict[str, object] = {name: getattr(self, name) for name in self.settings}
         return {**own, "schedule": getattr(self, "schedule", None)} if self.has_schedule else own
 
     def check_logits(self, logits: Tensor, *tokens: Tensor) -> None:
-        """That logits [..., N] are over the vocabulary, and of the same positions as tokens [...]."""
+        """Raise unless logits [..., N] are over the vocabulary, at the positions of the tokens [...]."""
         if logits.shape[-1] != self.vocab.size:
             raise UserError(
                 f"logits are over {logits.shape[-1]} tokens, the vocabulary has {self.vocab.size}"
@@ -82,18 +82,18 @@ class NoiseProcess(ABC):
                 )
 
     def check_states(self, n_states: int) -> None:
-        """That a model has a logit for each state, and no more."""
+        """Raise unless a model has one logit for each state."""
         if n_states != self.vocab.size:
             raise UserError(
                 f"the model predicts {n_states} states, the noise process has {self.vocab.size}"
             )
 
     def check_noisy(self, z: Tensor) -> None:
-        """That noisy tokens are whole numbers and, on the CPU, of the vocabulary."""
+        """Raise unless noisy tokens are integers and (checked on the CPU) in the vocabulary."""
         check_tokens(z, self.vocab.size, "the noisy text")
 
     def check_data(self, x: Tensor) -> None:
-        """The same of clean tokens and, on the CPU, that none is special, which no formula here is for."""
+        """The same of clean tokens, of which (checked on the CPU) none may be special."""
         check_tokens(x, self.vocab.size, "the data")
         if x.device.type != "cpu":
             return
@@ -121,6 +121,7 @@ class NoiseProcess(ABC):
         return self.corrupt_with(self.coefs(batch_times(t, x)), x, _uniform(x, generator, uniform))
 
     def corrupt_with(self, coefs: Coefs, x: Tensor, uniform: Tensor) -> Tensor:
+        """`corrupt` under given coefficients, by given numbers, and without checks."""
         alpha = align(coefs.alpha, x)
         keep = uniform < alpha
         rest = (uniform - alpha) / (1 - alpha).clamp_min(1e-300)
@@ -174,7 +175,7 @@ class NoiseProcess(ABC):
         at_s = s if isinstance(s, Coefs) else self.coefs(s)
         at_t = t if isinstance(t, Coefs) else self.coefs(t)
         alpha_ts = at_t.alpha / at_s.alpha
-        # b_ts is non-negative; where the two terms cancel, rounding may leave a speck below zero.
+        # b_ts is non-negative, but where the two terms cancel, rounding may take it below zero.
         b_ts = (at_t.b - at_s.b.scale(alpha_ts)).map(lambda v: v.clamp_min(0))
         return Bridge(alpha_ts, b_ts)
 
@@ -183,7 +184,7 @@ class NoiseProcess(ABC):
 
         `f_s(probs, e) (alpha_ts [e = z] + b_ts(z)) / f_t(probs, z)` (Lemma 2).
 
-        What `probs` [B, L, N] says of special tokens is left out, as everywhere else.
+        Probabilities that `probs` [B, L, N] gives special tokens are ignored, as everywhere else.
         """
         self.check_logits(probs, z)
         self.check_noisy(z)
@@ -211,7 +212,7 @@ class NoiseProcess(ABC):
         arrive = align(between.alpha, probs) * _one_hot(z, probs) + between.b.at(z)[..., None]
         joint = f_s * arrive
         total = joint.sum(-1, keepdim=True)
-        # A token that is surely not noise stays, even where the prediction gives it no probability.
+        # A token that cannot be noise stays, even where the prediction gives it no probability.
         return torch.where(total > 0, joint / total, _one_hot(z, probs))
 
 

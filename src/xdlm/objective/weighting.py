@@ -21,7 +21,7 @@ def elbo_weight(coefs: Coefs, x: Tensor, z: Tensor) -> Tensor:
     """`rate_t(z)/f_t(x, z)`; 0 where z cannot change, or cannot have come from x."""
     rate = coefs.rate.at(z)
     reach = coefs.of((z == x).double(), z)
-    # Written so that a rate that is not a number stays one, and shows.
+    # A rate that is NaN must stay NaN, so that it shows.
     nothing = (rate <= 0) | (reach <= 0)
     return torch.where(nothing, 0.0, rate / torch.where(reach <= 0, 1.0, reach))
 

@@ -24,7 +24,7 @@ from xdlm.structs import HeadRows, RowLosses, RowStats
 
 
 class BlockMath(Protocol):
-    """The statistics of a block of rows, then its gradient. Both look at a slice `part` of all rows."""
+    """The statistics of a block of rows, then its gradient; `part` is the block's slice of all rows."""
 
     #: How many logits a block may hold, without and with a gradient.
     elements: int
@@ -33,19 +33,19 @@ class BlockMath(Protocol):
     def prepare(self, head: Head) -> Head: ...
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:
-        """Writes what it finds into its place; gives what is left of the logits."""
+        """Writes the statistics to `out`; returns what `gradient` needs of the logits."""
         ...
 
     def gradient(
         self, rows: HeadRows, part: slice, state: Tensor, found: Found, d: RowStats
     ) -> LogitGradient:
-        """From what `stats` gave and wrote."""
+        """The gradient by the logits, from what `stats` returned and wrote."""
         ...
 
 
 class Head(NamedTuple):
-    """The head's parameters, as given or prepared; prepared ones may be longer than the `size` of the
-    vocabulary."""
+    """The head's parameters, as given or prepared. Prepared ones may have more rows than `size`, the size
+    of the vocabulary."""
 
     weight: Tensor
     bias: Tensor | None
@@ -54,14 +54,14 @@ class Head(NamedTuple):
 
 
 class LogitGradient(NamedTuple):
-    """Of a block [rows, V], in the dtype of the head's inputs; and the sum over rows, for a bias."""
+    """By a block of logits [rows, V], in the dtype of the head's inputs; summed over rows for a bias."""
 
     d_logits: Tensor
     d_bias: Tensor | None
 
 
 class Found(NamedTuple):
-    """Statistics of all rows, and `spread` = sum_e q_e where a gradient will need it."""
+    """Statistics of all rows, and `spread` = sum_e q_e if a gradient will need it."""
 
     stats: RowStats
     spread: Tensor | None
@@ -89,13 +89,13 @@ def blocked_row_stats(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> R
 
 
 def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss: RowLoss) -> Tensor:
-    # Inside apply() gradients always look switched off, so ask here.
+    # Inside apply() gradients always seem to be switched off, so ask here.
     return _RowLoss.apply(*rows, special, impl, loss, torch.is_grad_enabled())
 
 
 def blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
-    """Slices of all rows with at most so many logits each. Their size is round where it is large: a product
-    works in tiles, and pays for the whole of its last ones."""
+    """Slices of all rows with at most `elements` logits each. Large ones are a multiple of the tiles that
+    products work in, since a tile costs the same when it is half empty."""
     size = max(1, elements // vocab_size)
     for multiple in (256, 64):
         if size >= multiple:
@@ -219,7 +219,7 @@ class _RowLoss(torch.autograd.Function):
 
 
 def _contiguous(rows: HeadRows) -> HeadRows:
-    """Kernels step through what belongs to rows one number at a time; views may not."""
+    """Kernels expect the numbers of consecutive rows side by side, which views may not have."""
     return rows._replace(
         x=rows.x.contiguous(),
         z=rows.z.contiguous(),

@@ -1,7 +1,7 @@
 """The statistics of rows under a head that is any function of hidden states, in plain torch.
 
-What a linear head has kernels for is done here with the function itself: a block of rows at a time, whose
-logits are computed again in the backward pass rather than kept.
+It calls the function on a block of rows at a time, and computes their logits again in the backward pass
+rather than keep them.
 """
 
 from __future__ import annotations

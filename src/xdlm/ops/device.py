@@ -33,18 +33,18 @@ def has_triton() -> bool:
 
 
 def no_autocast(where: Tensor) -> AbstractContextManager[None]:
-    """Computes as it is written, whatever the surroundings run under. Tensors without a place have none."""
+    """Switches autocast off, so that code computes in the types that it names; meta tensors have none."""
     kind = where.device.type
     return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
 
 
 def given_or(given: Tensor | None, filler: Tensor) -> Tensor:
-    """A kernel needs some pointer, even where it will not look."""
+    """`filler` in place of None: a kernel needs a pointer even for what it will not read."""
     return filler if given is None else given
 
 
 def multiprocessors(where: Tensor) -> int:
-    """Of the GPU that holds a tensor; 1 elsewhere, where kernels are only interpreted."""
+    """How many the GPU of a tensor has; 1 elsewhere, where kernels are only interpreted."""
     if not where.is_cuda:
         return 1
     return torch.cuda.get_device_properties(where.device).multi_processor_count

@@ -1,4 +1,4 @@
-"""Rows that a mask picks, gathered without making a GPU wait."""
+"""Gathering the rows that a mask picks, without making the host wait for a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MULTIPLE = 256
 
 
 class PickedRows:
-    """The places where a mask holds. On a GPU their number travels to the host while other work runs:
-    make this first, then start the work that does not need it, then ask for `order`."""
+    """The positions where a mask holds. On a GPU their number is copied to the host while other work runs:
+    make this first, then start work that does not need it, then ask for `order`."""
 
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
@@ -40,8 +40,8 @@ class PickedRows:
 
 
 class TakenRows(NamedTuple):
-    """Rows that were gathered: states, places among all positions, and what there is at those places, which
-    is numbers to draw by, tokens, and bars as in `sampling.seen`."""
+    """Gathered rows: their states, their places among all positions, and what stands there: numbers to draw
+    by, tokens, and bars as in `sampling.seen`."""
 
     hidden: Tensor
     at: Tensor
@@ -51,8 +51,8 @@ class TakenRows(NamedTuple):
 
 
 def ordered_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Every index into a flat mask, those that it picks first, both in order, and how many it picks, as a
-    tensor: nobody waits."""
+    """Every index into a flat mask, the picked ones first, both kinds in order; and how many are picked, as
+    a tensor, so that the host need not wait."""
     if mask.is_cuda and has_triton() and len(mask):
         from xdlm.ops.fused_order import fused_order
 

@@ -14,12 +14,12 @@ from xdlm.ops.categorical import draw_and_weigh
 from xdlm.ops.dense import Logits, block_elements
 from xdlm.ops.rows import forbid, head_logits, resolve_impl
 
-#: Temperature and the like: changes logits.
+#: Changes logits, by temperature for example.
 Reshape = Callable[[Tensor], Tensor]
 
 
 class Guide(NamedTuple):
-    """What guidance leads away from, the same rows as the model sees them without a label:
+    """The same rows as the model sees them without a label, which guidance leads away from:
 
     log p = scale log p_with + (1 - scale) log p_without   (up to a constant)
     """
@@ -60,8 +60,8 @@ class RowDraws(ABC):
         reshape: Reshape | None = None,
         guide: Guide | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """For rows `hidden` [R, d]: a token from each prediction, and the probability of `z`. Where
-        `uniform` is negative only the latter is asked for, and the token may be any.
+        """For rows `hidden` [R, d]: a token drawn from each prediction, and the probability of `z`. Where
+        `uniform` is negative only the probability is wanted, and the token is arbitrary.
 
         A guide changes the logits first, then `reshape` does.
         """
@@ -88,8 +88,8 @@ class RowDraws(ABC):
 
 
 class DrawingHead(RowDraws):
-    """A linear head: with kernels, where they can run and nothing is changed on the way, logits or the
-    precision of states."""
+    """A linear head. It draws with kernels where they can run, logits are taken as they are, and states
+    have the precision of the weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, special: tuple[int, ...]) -> None:
         self.plain = Head(weight, bias, special, len(weight))
@@ -123,9 +123,9 @@ class DrawingHead(RowDraws):
     def draw_counted(
         self, hidden: Tensor, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As `draw` with kernels, of the first `count` rows, a number on the GPU that nobody waits for; the
-        others come out as anything. Where `log p(z)` reaches `bar` the token may be any too. So many rows
-        at a time that their sums take a quarter of the memory of a block of logits."""
+        """As `draw` with kernels, of the first `count` rows, a number on the GPU which the host need not
+        wait for. What is returned for other rows is arbitrary, and so is the token where `log p(z)` reaches
+        `bar`. Rows are taken so many at a time that their sums fill a quarter of a block of logits."""
         from xdlm.ops.fused_draw import fused_draw_counted
         from xdlm.ops.fused_product import PART, product_with_sums
 
@@ -143,8 +143,8 @@ OwnDraws = Callable[[Tensor, Tensor, Tensor, Guide | None], tuple[Tensor, Tensor
 
 
 class FunctionHead(RowDraws):
-    """A head that is any function of hidden states. Where it can draw by itself, under guidance or not, it
-    does so unless `reshape` wants its logits; special tokens must then have no mass of its own accord."""
+    """A head that is any function of hidden states. It draws by `own_draws` where it can, unless `reshape`
+    needs logits; its law must then give special tokens no mass by itself."""
 
     def __init__(
         self,

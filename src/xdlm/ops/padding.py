@@ -15,8 +15,8 @@ _MULTIPLE = 128
 
 @torch.no_grad()
 def make_room(weight: Tensor) -> None:
-    """Move a parameter [V, d] to memory that holds rows of zeros behind it. Whatever gives it other memory
-    later takes the room away again, and no more. A sharded one, which has no memory to itself, stays."""
+    """Move a parameter [V, d] to memory with rows of zeros behind it. If it is given other memory later,
+    the room is lost and nothing else changes. A sharded parameter has no memory of its own, and stays."""
     if type(weight.data) is Tensor and _room(weight) is None:
         buffer = weight.new_zeros(len(weight) + -len(weight) % _MULTIPLE, *weight.shape[1:])
         buffer[: len(weight)] = weight

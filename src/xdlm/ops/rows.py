@@ -1,7 +1,7 @@
 """The output head together with the four numbers per row that every loss needs.
 
-Two entries: `row_stats` gives the numbers, with gradients; `row_loss` gives a sum of losses of them
-and takes the gradient on the way, while a block of logits is at hand, which saves computing it twice.
+Two entries: `row_stats` gives the numbers, with gradients. `row_loss` gives a sum of losses of them and
+computes the gradient on the way, while a block of logits is at hand, so that no block is computed twice.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def row_loss(
 
 
 def resolve_impl(impl: Impl, device: torch.device, dtype: torch.dtype = torch.float32) -> Impl:
-    """What `impl` means on a device: "auto" is "chunked" on a CPU, and where kernels might be expected but
-    cannot run, with a line that says why; a name that cannot run there is an error."""
+    """The implementation that `impl` means on a device. "auto" is "fused" where kernels can run and
+    "chunked" elsewhere, with a warning where kernels could be expected. A name that cannot run there is
+    an error."""
     if impl not in get_args(Impl):
         raise UserError(f"unknown impl '{impl}'{did_you_mean(impl, get_args(Impl))}")
     if impl not in ("auto", "fused"):

@@ -61,7 +61,7 @@ class SamplerConfig:
                 raise UserError(f"unknown sampler option '{value}'{did_you_mean(value, known)}")
 
 
-#: A saving that is less likely than e^-4 is not worth a look.
+#: Savings less likely than e^-4 are not looked for.
 _SURE = 4.0
 
 
@@ -91,7 +91,7 @@ def sample(
     noise type. Shorter rows have `padding` [B, L] behind them, which nobody looks at. Sequence i is a pure
     function of (seed, index[i]), where `index` counts from 0 unless given: batches of any size, and rows of
     any lengths beside it, give the same sequences up to the model's own rounding (but not under
-    `impl="gumbel"`). `stop_ids` are looked for when all is done: no step knows where a text will end.
+    `impl="gumbel"`). `stop_ids` are looked for at the end: no step knows where a text will end.
     """
     config = config if config is not None else SamplerConfig()
     device = denoiser.device
@@ -218,10 +218,10 @@ def _no_probs(z: Tensor) -> Tensor:
 def _evaluated(run: Run, leg: Leg, needs_head: Tensor) -> tuple[Tensor | None, Tensor | slice]:
     """Which sequences go through the trunk, as a mask (None: all) and as an index.
 
-    On a GPU it is all of them where more than a quarter is needed, and nobody looks where that is all but
-    sure: to look would make the device wait for the host. Else others fill them up to a quarter, an eighth
-    or a sixteenth: attention prepares for every size that it has not met, and sizes that repeat are
-    replayed.
+    On a GPU all of them do if more than a quarter is needed. Where that is all but sure, nothing is
+    counted, since the device would have to wait for the host. Otherwise the sequences are filled up with
+    others to a quarter, an eighth or a sixteenth of the batch: attention prepares for every size that is
+    new to it, and sizes that come again are replayed.
     """
     everyone = None, slice(None)
     if not _on_gpu(needs_head):
@@ -240,9 +240,10 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 def mostly_over_a_quarter(whole: int, draws: float) -> bool:
-    """Whether of `whole` sequences, in each of which so many `draws` are expected, more than a quarter has
-    one. A sequence has none with a probability of at most e^-draws, independently of others, so the chance
-    that no more than the share a has one is at most exp(-whole KL(a || 1 - e^-draws)) (Chernoff).
+    """Whether it is all but sure that of `whole` sequences, each of which expects `draws` draws, more than
+    a quarter has one. A sequence has none with a probability of at most e^-draws, independently of others,
+    so the chance that no more than the share a has one is at most exp(-whole KL(a || 1 - e^-draws))
+    (Chernoff).
     """
     share, busy = (whole // 4) / max(whole, 1), -math.expm1(-draws)
     if busy <= share:
@@ -263,7 +264,7 @@ def part_of(whole: int, count: int) -> int | None:
 def _hidden(
     run: Run, leg: Leg, z: Tensor, active: Tensor | slice, *, guided: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Hidden states, a row after the other, and under guidance those without labels, from the same pass."""
+    """Hidden states of all positions, and under guidance those without labels by the same pass; [R, d]."""
     z, label = z[active], None if run.label is None else run.label[active]
     padding = None if run.padding is None else run.padding[active]
     if guided:

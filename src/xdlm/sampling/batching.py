@@ -1,9 +1,9 @@
 """The model's answers to many rows at once, each the same to the last bit whatever the others are.
 
-A sum in floating point depends on its order, and the order on the shape of the tensors: so a row may come
-out otherwise in a batch of 3 than alone, and a token with it. Two rules keep that out. The head runs on
-blocks of one fixed number of rows. The trunk runs on batches of sizes that were tried out and found to give
-equal bits: on many CPUs all of them, on a GPU perhaps one, to which smaller batches are filled up.
+A floating-point sum depends on its order, and the order on the shape of the tensors: a row may come out
+differently in a batch of 3 than alone, and so may a token. Two rules prevent that. The head runs on blocks
+of one fixed number of rows. The trunk runs on batches of sizes that were tried and found to give equal
+bits: on many CPUs all of them, on a GPU perhaps one, to which smaller batches are filled up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xdlm.sampling.predictions import Prediction
 from xdlm.sampling.rows import Ask, HeadKey
 from xdlm.sampling.waves import Head, make_head
 
-#: Rows of a block that goes through the head. Fewer would be filled up, so it is small.
+#: Rows of a block that goes through the head; small, since fewer rows are filled up to it.
 HEAD_ROWS = 32
 #: Heads that are remembered; each is a few references.
 _MAX_HEADS = 256
@@ -127,8 +127,8 @@ class Batcher:
         return self._heads[key]
 
     def _agrees(self, length: int, size: int) -> bool:
-        """Whether rows of a batch of this size come out as in one of the size that all are measured by, in
-        whatever lane they lie. It is tried once, when such a batch is first wanted."""
+        """Whether rows of a batch of this size come out as in one of the size that all are compared with,
+        in whatever lane they lie. Tried once, when such a batch is first wanted."""
         if (length, size) not in self._agreed:
             self._agreed[length, size] = self._try(length, size, self._measure(length))
         return self._agreed[length, size]

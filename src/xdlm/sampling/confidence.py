@@ -284,7 +284,7 @@ class _Run:
         return after
 
     def _enter(self, block: Block) -> None:
-        """A block begins: where it lies, and the positions that the model is run on."""
+        """Begin a block: note where it lies, and the positions that the model is run on."""
         self._block = block
         self.inside = self.open & (self.place >= block.start) & (self.place < block.stop)
         self.span = slice(0, self.open.shape[1])
@@ -313,7 +313,7 @@ class _Run:
 
 
 def _placed(values: Tensor, flat: Tensor, where: Tensor) -> Tensor:
-    """[B, L]: the values of the rows at `flat` where a mask holds, else -inf."""
+    """[B, L]: the rows' values in their places `flat`; -inf elsewhere and where the mask does not hold."""
     full = torch.full(where.shape, -torch.inf, dtype=torch.float64, device=where.device)
     full.view(-1)[flat] = values[: len(flat)].double()
     return full.masked_fill_(~where, -torch.inf)
@@ -329,7 +329,8 @@ def surest(priority: Tensor, n: int) -> Tensor:
 def stop_rows(
     z: Tensor, open_: Tensor, mask_id: int, stop_ids: Sequence[int], lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rows that have written all up to a token that ends a text: where, and that token from there on."""
+    """Rows in which a token that ends a text has no mask before it are filled with it from there on; and
+    where each row ends."""
     unbroken = (open_ & (z == mask_id)).cumsum(1) == 0
     ends = find_ends(z, open_ & unbroken, stop_ids, lengths)
     behind = torch.arange(z.shape[1], device=z.device) > ends[:, None]
@@ -338,7 +339,7 @@ def stop_rows(
 
 
 def _count_open(frozen: Tensor) -> int:
-    """Open positions in each row: the same number."""
+    """How many open positions each row has; all must have as many."""
     counts = (~frozen).sum(1)
     if bool((counts != counts[0]).any()):
         raise UserError(

@@ -15,9 +15,9 @@ def group_rows(
     padded: bool,
     kinds: Sequence[Hashable] | None = None,
 ) -> list[list[int]]:
-    """Numbers of rows of one kind, of similar lengths where they may be padded and else of equal ones; at
-    most so many tokens with their padding, but one row at least. The longest come first, so that what does
-    not fit into memory says so at once."""
+    """Groups of rows, by number, of one kind: of similar lengths if they may be padded, else of equal ones,
+    and of at most `batch_tokens` tokens with their padding, but at least one row. The longest come first,
+    so that running out of memory shows at once."""
     least = _FILLED if padded else 1.0
     of_kind: dict[Hashable, list[int]] = {}
     for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):

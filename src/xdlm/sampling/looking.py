@@ -14,9 +14,9 @@ from xdlm.sampling.seen import ROUNDING, SeenRows
 
 
 class Looked(NamedTuple):
-    """Of R rows: their places among all positions, a token drawn for each, the probability of the one that
-    stands there (infinite where it needed no look) and, if it was asked for, of the one drawn; and how
-    many of them went through the head."""
+    """Of R rows: their places among all positions, a token drawn for each, the probability of the present
+    token (infinite where none was needed) and, if wanted, that of the drawn one; and how many rows went
+    through the head."""
 
     at: Tensor
     drawn: Tensor
@@ -35,7 +35,7 @@ class Looked(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """Where to look: `hidden` [R, d] has the rows of the sequences `active`, one after the other."""
+    """What to look at: `hidden` [R, d] holds all positions of the sequences `active`, in order."""
 
     head: RowDraws
     active: Tensor | slice
@@ -46,12 +46,12 @@ class Look:
     z: Tensor
     """[B, L], as they stand."""
     wanted: Tensor
-    """[B, L], to draw by; where it is negative nothing is drawn."""
+    """[B, L], numbers to draw by; negative where no draw is wanted."""
     reshape: Reshape | None
     weigh_drawn: bool
 
     def through(self, order: Tensor, n: int) -> Looked:
-        """Rows through the head; those behind the first `n` only fill up."""
+        """Take rows through the head; those behind the first `n` only fill up a block."""
         at, hidden = self.places(order), self.hidden[order]
         wanted, z = self.wanted.flatten()[at], self.z.flatten()[at]
         guide = None if self.unlabelled is None else Guide(self.unlabelled[order], self.scale)
@@ -63,8 +63,8 @@ class Look:
         return Looked(at[:n], drawn[:n], p_z[:n], p_drawn, n)
 
     def doubts(self, seen: SeenRows, order: Tensor, n: int, bar: Tensor) -> Doubts:
-        """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`. Those
-        behind them are left out, since others may look there."""
+        """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`. The rows
+        behind them are left out, since they may be among those that others look at."""
         order = order[:n]
         at, bar = self.places(order), bar.flatten()
         doubtful, logit = seen.doubtful(at, self.hidden, order, self.z.flatten(), bar)
@@ -81,9 +81,9 @@ class Look:
 
 
 class Doubts(NamedTuple):
-    """Rows that may be left to the head: which of `look`'s they are, their places, the logits of their
-    tokens, and whether each is; `bar` is that of all positions. Which are left says `left`, unless a GPU
-    counts them by itself."""
+    """Rows that may need the head: which of `look`'s they are, their places, the logits of their tokens,
+    and whether each does; `bar` is that of all positions. `left` says which do, unless a GPU counts them
+    by itself."""
 
     look: Look
     seen: SeenRows
@@ -95,7 +95,7 @@ class Doubts(NamedTuple):
     left: PickedRows | None
 
     def resolve(self) -> Looked:
-        """Those that are, through the head, which is remembered."""
+        """Take those that need it through the head, and remember what it found."""
         if self.left is None:
             return self._without_waiting()
         which, n = self.left.order()
@@ -106,8 +106,8 @@ class Doubts(NamedTuple):
         return looked
 
     def _without_waiting(self) -> Looked:
-        """The same where a GPU would stand still until the host knows how many are left and has said what
-        to do with them: it counts by itself."""
+        """The same on a GPU that counts the rows by itself: it would stand still while the host learns how
+        many there are and launches what follows."""
         from xdlm.ops.fused_seen import fused_take
 
         look = self.look

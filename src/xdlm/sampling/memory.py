@@ -1,8 +1,8 @@
-"""What a block sees of the rest, remembered: keys and values of positions that are not computed anew.
+"""Keys and values of the positions outside a block, remembered rather than computed anew.
 
-Attention looks both ways, so that every token written in a block changes the states of all other positions,
-those of the prompt and of finished blocks too: to remember them is exact in the first layer alone, and an
-approximation beyond it (Fast-dLLM's dual cache). It is exact again whenever they are computed anew.
+Attention looks both ways, so every token written in a block changes the states of all other positions,
+those of the prompt and of finished blocks too. Remembering them is exact in the first layer only, and an
+approximation beyond it (Fast-dLLM's dual cache), until they are computed anew.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What confidence decoding asks of the model at a row: a token, how sure it is, what it thinks of the one
-that stands there."""
+"""What confidence decoding asks of the model at a row: a token, how sure it is, and how likely the present
+token is."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Prediction(NamedTuple):
 
 
 class _Law(NamedTuple):
-    """Rows of unnormalised probabilities `weight` [R, V], largest 1, and their sums [R] in float64:
-    what is within 1e-16 of certain can still be told from what is surer."""
+    """Rows of unnormalised probabilities `weight` [R, V], the largest 1, and their sums [R] in float64, so
+    that near certainties can be told apart down to 1e-16."""
 
     weight: Tensor
     total: Tensor

@@ -46,8 +46,8 @@ def row_lengths(z: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def check_padding(denoiser: Denoiser, frozen: Tensor, padding: Tensor) -> None:
-    """That a model can leave positions out, and that they are behind the tokens and never written: there a
-    row's places, and so its random numbers, are those that it has alone."""
+    """Raise unless a model can leave positions out, and these stand behind the tokens and are frozen: then
+    a row has the places, and so the random numbers, that it has alone."""
     if not denoiser.takes_padding:
         raise UserError("this backbone takes no padding: give it rows of one length at a time")
     behind = padding[:, 1:] | ~padding[:, :-1]

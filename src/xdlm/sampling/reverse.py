@@ -18,8 +18,8 @@ from xdlm.structs import Coefs
 
 
 class Leg(NamedTuple):
-    """One step of the time grid: from coefficients at t to those at s, the two times, and how much
-    alpha grows: the share of positions that are drawn from the model."""
+    """One step of the time grid: from coefficients at t to those at s, the two times, and `gain`, by how
+    much alpha grows: the share of positions that are drawn from the model."""
 
     at_t: Coefs
     at_s: Coefs
@@ -45,8 +45,8 @@ class Run(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """Next state, which sequences went through the trunk, how many rows through the head, and if the run
-    is recorded what the model thinks of the tokens that it wrote: [B, L], elsewhere not a number."""
+    """The next state, which sequences went through the trunk, how many rows went through the head and, if
+    the run is recorded, the probabilities of the tokens that the model wrote: [B, L], NaN elsewhere."""
 
     z: Tensor
     evaluated: Tensor

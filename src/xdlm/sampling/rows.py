@@ -53,8 +53,9 @@ class Ask(NamedTuple):
 
 
 class RowArgs(TypedDict):
-    """What every row is given beside its process, its tokens and its sampler's settings: what its random
-    numbers depend on, which tokens end it, where it is computed, what it must obey and if it is kept."""
+    """What every row is given besides its process, its tokens and its sampler's settings: what its random
+    numbers depend on, which tokens end it, where it is computed, what it must obey and whether its states
+    are recorded."""
 
     seed: int
     index: int
@@ -137,8 +138,8 @@ class Row(ABC):
     def impose(
         self, found: Prediction, positions: Tensor, law: Tensor, reshape: Filter, numbers: Tensor
     ) -> Prediction:
-        """The prediction with the tokens of constrained blanks drawn together; where such a token is the
-        present one, that is certain to be clean text, and where not, to be noise."""
+        """The prediction with the tokens of constrained blanks drawn together. In their places it is
+        certain of the token drawn: the present one has probability 1 if it is that one, else 0."""
         temperature = reshape.temperature or 1.0
         probs = law.double().softmax(-1)
         weights = (law.double() / temperature).softmax(-1)
@@ -164,8 +165,8 @@ class Row(ABC):
 
     @abstractmethod
     def _clean(self, present: Tensor, weights: Tensor) -> Tensor:
-        """What clean tokens are likely at n positions, given the present ones [n] and the model's weights
-        [n, V]."""
+        """How likely each clean token is at n positions, [n, V] up to factors, given the present tokens [n]
+        and the model's weights [n, V]."""
 
     def _check(self, ids: Sequence[int | None]) -> None:
         size, special = self.process.vocab.size, self.process.special_ids

@@ -1,16 +1,16 @@
-"""Tokens that are surely no noise, told without a sum over the vocabulary.
+"""Telling tokens that cannot be noise without a sum over the vocabulary.
 
-Whether a token z is noise hangs on `p(z) = exp(l_z)/Z` (`step.is_noise`). It is none where
+Whether a token z is noise depends on `p(z) = exp(l_z)/Z` (`step.is_noise`). It is not where
 
     log p(z) >= bar,   bar = log(b(z)/alpha) + log(1/accept - 1)
 
-and only Z takes the whole vocabulary. If the position went through the head before, in a hidden state h0
-and with a sum Z0, then no logit has grown since by more than `|w_v| |h - h0|`, hence
+and only Z needs the whole vocabulary. If the position went through the head before, with hidden state h0
+and sum Z0, no logit has grown since by more than `|w_v| |h - h0|`, hence
 
     log p(z) >= l_z - log Z0 - |h - h0| max_v |w_v|
 
-Where this reaches the bar, the row need not go through the head again. That is the same decision by the
-same random number, so it changes no text.
+Where this reaches the bar, the row need not go through the head again. The decision is the same, by the
+same random number, so no text changes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from xdlm.ops.gather import TakenRows
 from xdlm.ops.head import DrawingHead, RowDraws
 from xdlm.structs import Coefs, align
 
-#: Nats by which a sum of products may differ from the head's own, which adds in another order.
+#: Nats by which a logit may differ from the head's own, which adds its products in another order.
 ROUNDING = 1e-2
 
 
 def bar(at_t: Coefs, z: Tensor, accept: Tensor) -> Tensor:
-    """[B, L] float32: the log-probability from which on a token is no noise, by this random number."""
+    """[B, L] float32: the log-probability at which `accept` no longer takes a token for noise."""
     odds = at_t.b.at(z) / align(at_t.alpha, z) * (1 - accept) / accept
     return odds.log().float()
 
@@ -38,7 +38,7 @@ class SeenRows:
     def __init__(self, head: DrawingHead, n: int) -> None:
         weight, special = head.plain.weight, head.special
         bias = head.plain.bias
-        # A kernel steps through these one number at a time; views may not.
+        # A kernel expects the numbers of consecutive rows side by side, which views may not have.
         self.head, self._weight = head, weight.contiguous()
         self._bias = None if bias is None else bias.contiguous()
         work = torch.promote_types(weight.dtype, torch.float32)
@@ -52,7 +52,7 @@ class SeenRows:
 
     @classmethod
     def of(cls, head: RowDraws, n: int) -> SeenRows | None:
-        """None if the head is not linear: then nothing is known of how its logits move."""
+        """None if the head is not linear, since then there is no bound on how its logits move."""
         return cls(head, n) if isinstance(head, DrawingHead) else None
 
     def doubtful(
@@ -83,8 +83,9 @@ class SeenRows:
     def look_counted(
         self, taken: TakenRows, which: Tensor, logit: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The first `count` rows through the head, a number on the GPU that nobody waits for: tokens, and
-        p(z), infinite for the other rows. It is remembered; `logit[which]` are the logits of z."""
+        """Take the first `count` rows, a number on the GPU that the host need not wait for, through the
+        head and remember what it found: tokens, and p(z), infinite for the other rows. `logit[which]` are
+        the logits of z."""
         from xdlm.ops.fused_seen import fused_remember
 
         drawn, p_z = self.head.draw_counted(taken.hidden, taken.uniform, taken.z, taken.bar, count)

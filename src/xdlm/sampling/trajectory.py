@@ -26,8 +26,8 @@ class Trajectory:
 
     `times` [T+1] are the diffusion times of the frames. `special_ids` are the tokens that count as
     masks. `probs` [T, B, L] is the probability that the model gave each token that a step wrote, before
-    temperature and nucleus; not a number where a step wrote none, or took it from the noise;
-    None where nobody noted it.
+    temperature and nucleus; NaN where a step wrote none or took it from the noise. It is None if it was not
+    recorded.
     """
 
     frames: Tensor

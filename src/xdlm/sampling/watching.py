@@ -1,4 +1,4 @@
-"""Who looks on while a sampler runs: a record of every state, and those who asked to be told."""
+"""What a sampler reports while it runs: a record of every state, and calls to those who asked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Watch:
         self._probs: list[Tensor] = []
 
     def show(self, z: Tensor, time: float, probs: Tensor | None) -> None:
-        """`probs` [B, L] is what the model thinks of the tokens that it wrote, for a record."""
+        """`probs` [B, L] are the probabilities of the tokens that the model wrote, for a record."""
         self._done += 1
         if self._record:
             assert probs is not None

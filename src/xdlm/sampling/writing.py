@@ -1,4 +1,4 @@
-"""Either sampler by its settings, on rows with holes of any lengths."""
+"""Either sampler, by its settings, on rows of any lengths that have holes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH_TOKENS = 32_768
 
 
 class How(TypedDict, total=False):
-    """How to sample: all that the fields of either configuration say, and which it is."""
+    """How to sample: which sampler, and the settings of its configuration."""
 
     sampler: Literal["ancestral", "confidence"]
     steps: int
@@ -128,7 +128,7 @@ def write(
 
 
 def _check(rows: Sequence[Sequence[int | None]], numbers: Sequence[int], size: int) -> None:
-    """What a GPU would answer with the end of the process."""
+    """Refuse what would end the process on a GPU."""
     if len(numbers) != len(rows):
         raise UserError(f"index numbers {len(numbers)} rows, and there are {len(rows)}")
     for token in {token for row in rows for token in row if token is not None}:
@@ -137,7 +137,8 @@ def _check(rows: Sequence[Sequence[int | None]], numbers: Sequence[int], size: i
 
 
 def _tensors(rows: Sequence[Sequence[int | None]]) -> dict[str, Tensor | None]:
-    """What is given, where it stays, and what stands behind the shorter rows, all [B, L]."""
+    """The given tokens, where they are frozen, and the padding of shorter rows (None if there is none), all
+    [B, L]."""
     longest = max(map(len, rows))
     behind = [longest - len(row) for row in rows]
     filled = [[*row, *([0] * extra)] for row, extra in zip(rows, behind, strict=True)]
@@ -150,7 +151,7 @@ def _tensors(rows: Sequence[Sequence[int | None]]) -> dict[str, Tensor | None]:
 
 
 def join_trajectories(paths: Sequence[Trajectory]) -> Trajectory:
-    """Of rows of one length, one behind the other; those that ended sooner stay as they were."""
+    """Trajectories of rows of one length as one; those that ended sooner stay as they were."""
     longest = max(paths, key=lambda path: path.steps)
     frames = [
         torch.cat([path.frames, path.frames[-1:].expand(longest.steps - path.steps, -1, -1)])
