@@ -61,9 +61,9 @@ _SHOWN, _SHOWN_CHARS = 3, 60
 
 @dataclass(frozen=True)
 class TextSample:
-    """Generated text. `nfe` is the largest number of forward passes that a sequence took;
-    `trajectory` holds every step of all texts, unless it was not asked for. `stopped` says of each text
-    whether it ended at an end-of-text token, which it is then without."""
+    """Generated text. `nfe` is the largest number of forward passes that a sequence took; `trajectory`
+    holds every step of all texts, if it was asked for. `stopped` says of each text whether it ended at an
+    end-of-text token; the text then ends before that token."""
 
     tokens: Tensor
     text: list[str]
@@ -79,8 +79,8 @@ class TextSample:
 
 
 class Completion(NamedTuple):
-    """What follows a prompt: tokens and text up to the end, whether the model ended it (or the room did),
-    and the forward passes that it took."""
+    """What follows a prompt: tokens and text up to the end, whether the model ended it (rather than the
+    limit of tokens), and the forward passes that it took."""
 
     tokens: list[int]
     text: str
@@ -90,8 +90,8 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on. A model
-    without a process is autoregressive: it predicts and judges text, and writes none."""
+    """A denoiser with its noise process and tokenizer. `weights` says which ones it runs on, averaged or
+    raw. A model without a process is autoregressive: it can judge text, but not write any."""
 
     denoiser: Denoiser
     process: NoiseProcess | None
@@ -100,7 +100,7 @@ class Model:
     weights: str
     step: int
     sampled_as: ProcessConfig | None = None
-    """The noise that is undone in sampling, where it is not that of training."""
+    """The noise process of sampling, if that is not the one of training."""
     name: str = "the model"
     """What it was loaded as."""
 
@@ -114,8 +114,8 @@ class Model:
         return self.config.data.length
 
     def mixed(self, k: float) -> Model:
-        """The same model, to be sampled as one of mixed noise: its predictions in XDLM's reverse process.
-        It was not trained to doubt a token that it sees, unless its noise was like that."""
+        """The same model, sampled as one of mixed noise: its predictions in XDLM's reverse process. Unless
+        it was trained under such noise, it has not learnt to doubt the tokens that it sees."""
         check_writes(self.config)
         assert self.process is not None
         vocab = self.process.vocab
@@ -142,10 +142,15 @@ class Model:
     ) -> TextSample:
         """Draw `n` texts, each a pure function of (seed, its number); `prompt` is kept in front.
 
-        A text has `length` tokens with its prompt, or `new_tokens` behind it. With `stop` it ends where the
-        model writes the end-of-text token. `sampler="confidence"` decodes by the paper's Algorithm 1
-        instead of drawing from the model. Tokens that are `banned`, by number or by a text that is one
-        token, are never written. So many texts as have `batch_tokens` go through it together.
+        A text has `length` tokens including its prompt (unless given, as many as a row of training), or
+        `new_tokens` behind the prompt. With `stop` it ends where the model writes the end-of-text token.
+        Tokens that are `banned`, by number or by a text that is one token, are never written. Texts of up
+        to `batch_tokens` tokens together go through the model at once.
+
+        Settings of the sampler: `steps`, `temperature`, `top_p`; for exact reverse steps, the default, also
+        `last` and `impl` (`xdlm.sampling.SamplerConfig`); for `sampler="confidence"`, the paper's
+        Algorithm 1, which looks for likely text rather than draw from the model, also `block_length`,
+        `guidance`, `confidence` and `refresh` (`xdlm.sampling.ConfidenceConfig`).
         """
         _check_text("a prompt", prompt)
         ids = self.tokenizer.encode(prompt)
@@ -174,8 +179,9 @@ class Model:
         """Fill the holes of a template: `<mask:12>` is a hole of 12 tokens, the rest never changes.
 
         A space just before a hole belongs to the hole, since tokens carry the space in front of them.
-        `forced` are tokens at positions of the row, `banned` those that are never written, by number or by
-        a text that is one token; `blanks` says of each hole, in their order, what it may hold.
+        `forced` maps positions of the row to tokens, `banned` are tokens that are never written, both by
+        number or by a text that is one token; `blanks` says of each hole, in order, what it may hold. The
+        settings of the sampler are those of `sample`.
         """
         _check_text("a template", template)
         encode = self.tokenizer.encode
@@ -201,13 +207,14 @@ class Model:
         on_frame: Callable[[Tensor], None] | None = None,
         **how: Unpack[How],
     ) -> list[Completion]:
-        """Go on from each of some prompts, texts or ids of any lengths, with at most `new_tokens` tokens;
-        the completions are in the order of the prompts, and do not depend on each other: each is a pure
-        function of its prompt, the seed and its number, which counts from 0 unless `index` gives it.
+        """Continue each of some prompts, texts or token ids of any lengths, by at most `new_tokens` tokens.
+        Completions are in the order of the prompts and independent of each other: each is a pure function
+        of its prompt, the seed and its number, which counts from 0 unless `index` gives it.
 
-        A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of similar lengths go through
-        the model together, `batch_tokens` at a time (of one length, where the backbone takes no padding);
-        `on_frame` is shown their tokens after every step.
+        A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of similar lengths (of equal
+        ones, if the backbone takes no padding) go through the model together, `batch_tokens` tokens at a
+        time; `on_frame` is called with their tokens after every step. The settings of the sampler are those
+        of `sample`.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise UserError(f"complete takes a list of prompts, got {_shown(prompts)}")
@@ -236,9 +243,9 @@ class Model:
         seed: int = 0,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Likelihood:
-        """An upper bound on the perplexity per token of some texts, each ended as in training. Without
-        `draws`, the fewer rows of text there are the more often noise is drawn for each: at least 16 times,
-        and 512 for all of them, since a sentence has so few tokens that most draws say little."""
+        """An upper bound on the perplexity per token of some texts, each ended as in training. Noise is
+        drawn `draws` times for each row of text; unless given, at least 16 times for each and 512 times for
+        all together, since in the few tokens of a sentence most draws say little."""
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise UserError(f"perplexity takes a list of texts, got {_shown(texts)}")
         for text in (texts := list(texts)):
@@ -261,8 +268,8 @@ class Model:
         max_rows: int | None = None,
         on_batch: Callable[[int, int], None] | None = None,
     ) -> Likelihood:
-        """The same for text that is already packed. It is under the noise of training, also where `mixed`
-        says to sample as another."""
+        """The same for text that is already packed. The bound is always under the noise of training, also
+        for a model from `mixed`."""
         check_seed(seed)
         check_whole("draws", draws)
         process = self.process
@@ -289,8 +296,8 @@ class Model:
         return replace(self, denoiser=denoiser, config=replace(self.config, lora=LoraConfig()))
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write a folder that `load` reads: these weights alone, cast to `dtype` if given (int8: matrices
-        as bytes, and a number for each of their rows), with adapters merged into them."""
+        """Write a folder that `load` reads: these weights alone, with adapters merged into them, cast to
+        `dtype` if given (int8: matrices as bytes, with one scale for each of their rows)."""
         self._check_own_noise()
         if dtype not in (None, torch.int8) and not (
             isinstance(dtype, torch.dtype) and dtype.is_floating_point
@@ -333,7 +340,7 @@ class Model:
         )
 
     def _check_own_noise(self) -> None:
-        """What is read again is of the noise that the configuration has."""
+        """Refuse to write a model whose noise is not that of the configuration that it is read by."""
         if self.sampled_as is not None:
             raise UserError(
                 "a model from mixed(k) is not saved, since it would be read again without that k: save the "
@@ -390,8 +397,8 @@ class Model:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _warn_beyond(self, length: int) -> None:
-        """Rows longer than those of training are written all the same, and get worse. A model from
-        elsewhere, or one that goes on from other weights, may have seen longer ones than we know of."""
+        """Warn of rows longer than those of training, which are written, but worse; not if the model is
+        from elsewhere or was started from other weights, since it may have seen longer rows before."""
         config = self.config
         here = self.step > 0 and config.train != TrainConfig() and config.start() is None
         if here and length > self.length:
@@ -418,7 +425,7 @@ def _say_once(line: str) -> None:
 
 
 def _cut(text: str) -> str:
-    """As much of a text as one line takes."""
+    """The beginning of a text, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
 
@@ -461,8 +468,8 @@ def load(
 ) -> Model:
     """Load a bundled model by name, or by path a checkpoint, a run, or LLaDA as it is published.
 
-    Averaged weights are used unless `weights="raw"` asks for those that training left. `precision` is the
-    trunk's; what is computed from its output is float32 or better in any case.
+    The weights are averaged ones, unless `weights="raw"` asks for those at the end of training. `precision`
+    is that of the trunk; what is computed from its output is float32 or better in any case.
     """
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"load takes a name, such as 'pocket', or a path, got {name!r}")
@@ -488,7 +495,7 @@ def load(
 
 
 def check_writes(config: RunConfig) -> None:
-    """That a model of this configuration can sample."""
+    """Raise unless a model of this configuration can sample."""
     if config.process.is_autoregressive:
         raise UserError(
             "this model is autoregressive: it judges texts (xdlm eval gen --judge) and has a perplexity "

@@ -39,7 +39,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class ImageSample:
-    """Images [n, side, side, 3] in bytes and their classes [n], -1 for none. `nfe` is the largest number of
+    """Images [n, side, side, 3] of bytes and their classes [n], -1 for none. `nfe` is the largest number of
     forward passes that an image took; `trajectory` holds every step, if it was asked for."""
 
     images: NDArray[np.uint8]
@@ -69,12 +69,12 @@ class ImageModel:
         return f"ImageModel({self.process}, images of {side} x {side}, {about})"
 
     def labels(self, n: int) -> list[int]:
-        """Classes in turn, so that all are as frequent as can be; -1 from a model that knows none."""
+        """Classes in turn, so that they are equally frequent; -1 for a model without classes."""
         n_classes = self.denoiser.n_classes
         return [i % n_classes if n_classes else -1 for i in range(n)]
 
     def check_guidance(self, scale: float) -> None:
-        """That there is something to lead away from."""
+        """Raise if guidance is asked of a model without classes, which has nothing to lead away from."""
         if scale != 1 and not self.denoiser.n_classes:
             raise UserError("guidance needs a model with classes, and this one was built without")
 
@@ -154,7 +154,7 @@ class ImageModel:
         )  # fmt: skip
 
     def _told(self, label: Tensor) -> Tensor | None:
-        """A model without classes is told none; one that has them is told of a -1 too."""
+        """What the model is told: nothing if it has no classes, and else also labels of -1."""
         return None if not self.denoiser.n_classes and bool((label < 0).all()) else label
 
 

@@ -4,20 +4,19 @@ The bound of a row is `start + integral + end` (see `xdlm.objective.bound`). The
 at `draws` times per row, the two ends at one noise draw each. Every token counts once, and averages
 are over tokens.
 
-Times are drawn more densely towards both ends, where the integrand is rare large values: at time t a
-token is noise with probability about t and then costs about 1/t. At uniform times an estimate would owe
-much of its value to chance hits that its standard error has not seen either.
+Times are drawn more densely towards both ends, where the integrand consists of rare large values: at time
+t a token is noise with probability about t and then costs about 1/t. At uniform times much of an estimate
+would depend on rare events, which its standard error might have missed as well.
 
-The times of a group of n rows form a grid of n x draws points, even before they are bent towards the ends,
-under one random shift, laid out so that row i looks at points i, i + n, i + 2n, ...: neighbouring rows
-look at nearly the same times.
-Their differences then show how rows and noise vary without showing how the integrand varies with
-time, which the grid has averaged out. That is where the standard error comes from. Rows are evaluated in
-random order, so that neighbours are not from the same page. How many rows go through the model at a time
-has nothing to do with it.
+The times of a group of n rows form a grid of n x draws points, equally spaced until they are bent towards
+the ends, under one random shift. Row i looks at points i, i + n, i + 2n, ..., so neighbouring rows look at
+nearly the same times. Their differences then show how rows and noise vary, but not how the integrand varies
+with time, which the grid averages out. The standard error is estimated from these differences. Rows are
+evaluated in random order, so that neighbours are not from the same page. How many rows go through the model
+at a time changes nothing.
 
-All that is random depends on the seed and on the text: the same for every model, so that their differences
-are not noise, and another for every text, so that the errors of several are independent.
+All that is random depends on the seed and on the text. It is the same for every model, so that differences
+of models are not noise, and different for every text, so that the errors of several are independent.
 
 A causal model's likelihood is exact: it needs no draws, every token counts that has one before it in its
 row, and the standard error is that over rows alone.
@@ -75,8 +74,8 @@ class Likelihood:
     draws: int
     seed: int
     row_nats: tuple[float, ...] = ()
-    """Of each row, in an order that is the same for all models; without a tail, which is no row like the
-    others. Differences of two models row by row say far more surely than two errors which is better."""
+    """Of each row, in an order that is the same for all models; without the tail, whose length is another.
+    Differences of two models row by row tell far more surely which is better than their two errors."""
 
 
 @torch.no_grad()
@@ -121,8 +120,8 @@ def likelihood_by_passes(
     world: World | None = None,
     fill: bool = False,
 ) -> Generator[None, None, Likelihood]:
-    """The same for those who have other things to do between two passes of the model: it returns there.
-    Where all text is less than a batch, `fill` has a pass take several draws."""
+    """The same as a generator that yields after each pass of the model, for callers with other work to do
+    in between. If all text is less than a batch, `fill` lets a pass take several draws."""
     if draws < 1:
         raise UserError(f"likelihood needs at least one draw, got {draws}")
     if batch < 1 or (max_rows is not None and max_rows < 1) or seed < 0:
@@ -222,7 +221,7 @@ def _row_bounds(
     impl: Impl,
     at_once: int,
 ) -> Generator[None, None, Tensor]:
-    """The same; it comes back after each pass."""
+    """The same as a generator that yields after each pass."""
     noised = Noised(denoiser, process, x, index, seed, label=label, impl=impl)
     inner = []
     for first in range(0, even.shape[1], at_once):
@@ -268,7 +267,7 @@ class Noised:
         return self._repeated(n).integrand(even.flatten(), draw).view(even.shape)
 
     def _repeated(self, times: int) -> Noised:
-        """Each row so many times, one after the other."""
+        """Each row repeated, its copies side by side."""
 
         def each(value: Tensor | None) -> Tensor | None:
             return None if value is None else value.repeat_interleave(times, 0)
@@ -317,7 +316,7 @@ class Noised:
         )  # fmt: skip
 
     def _total(self, nats: Tensor) -> Tensor:
-        """What a frozen position would cost is no part of the bound."""
+        """Nats of each row; what a frozen position would cost is no part of the bound."""
         nats = nats.double()
         return (nats if self.free is None else torch.where(self.free, nats, 0.0)).sum(1)
 
