@@ -250,7 +250,9 @@ class Model:
             raise UserError(f"perplexity takes a list of texts, got {_shown(texts)}")
         for text in (texts := list(texts)):
             if not isinstance(text, str):
-                raise UserError(f"perplexity takes a list of texts, and {_shown(text)} is none")
+                raise UserError(
+                    f"perplexity takes a list of texts, and {_shown(text)} is not a text"
+                )
         if not any(text.strip() for text in texts):
             raise UserError("there is no text to evaluate: the list holds no text")
         rows = self.pack(texts)
@@ -303,7 +305,7 @@ class Model:
             isinstance(dtype, torch.dtype) and dtype.is_floating_point
         ):
             raise UserError(
-                f"weights are saved as a float type of torch or torch.int8, not {dtype!r}"
+                f"weights are saved as a floating-point type of torch or torch.int8, not {dtype!r}"
             )
         whole = self.merged()
         save_weights(
@@ -455,7 +457,10 @@ def _room(n_prompt: int, length: int | None, new_tokens: int | None, default: in
     if not 1 <= length <= MAX_LENGTH:
         raise UserError(f"length must lie in 1..{MAX_LENGTH:,}, got {length}")
     if n_prompt >= length:
-        raise UserError(f"the prompt has {n_prompt} tokens and leaves no room in {length}")
+        raise UserError(
+            f"the prompt has {n_prompt} tokens and leaves no room in {length}: shorten it, raise length, "
+            "or give new_tokens instead"
+        )
     return [None] * (length - n_prompt)
 
 
@@ -499,7 +504,7 @@ def check_writes(config: RunConfig) -> None:
     if config.process.is_autoregressive:
         raise UserError(
             "this model is autoregressive: it judges texts (xdlm eval gen --judge) and has a perplexity "
-            "(xdlm eval ppl), but it writes none; sample from one that was trained under noise"
+            "(xdlm eval ppl), but does not write; sample from one that was trained under noise"
         )
 
 

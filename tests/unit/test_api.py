@@ -173,7 +173,7 @@ def test_arguments_that_are_none_get_one_line() -> None:
     with pytest.raises(UserError, match="seed must lie in"):
         model.complete(["a"], new_tokens=2, seed=-1)
     for texts, says in (
-        ([1], "a list of texts, and 1 is none"), (None, "a list of texts, got None"),
+        ([1], "a list of texts, and 1 is not a text"), (None, "a list of texts, got None"),
         ([""], "holds no text"), ([" \n", ""], "holds no text"), ([], "holds no text"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):

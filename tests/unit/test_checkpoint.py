@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from xdlm.training.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
-from xdlm.training.parallel import only_run_in
+from xdlm.training.parallel import only_run_in, refuse_second_run
 from xdlm.training.tensors import layout_of_file, save_tensors
 
 
@@ -195,7 +196,7 @@ def test_incomplete_manifest(checkpoint: Path) -> None:
         ({"files": {**meta["files"], "config.yaml": {}}}, "no size and hash for config.yaml"),
         ({"files": []}, "lacks one of"),
         ({"files": {"config.yaml": meta["files"]["config.yaml"],
-                    "tokenizer.json": meta["files"]["tokenizer.json"]}}, "it is no model"),
+                    "tokenizer.json": meta["files"]["tokenizer.json"]}}, "it is not a model"),
     ):  # fmt: skip
         file.write_text(json.dumps({**meta, **change}))
         with pytest.raises(UserError, match=says):
@@ -325,11 +326,13 @@ def test_two_runs_never_write_to_one_folder(tmp_path: Path) -> None:
     being_written = tmp_path / ".step-00000004.partial"
     being_written.mkdir()
     trainer = trainer_for(small_run(tmp_path))
-    with (
-        only_run_in(tmp_path),
-        pytest.raises(UserError, match=f"another process is training in {tmp_path}"),
-    ):
-        trainer.run()
+    refuse_second_run(tmp_path)
+    for begin in (trainer.run, partial(refuse_second_run, tmp_path)):
+        with (
+            only_run_in(tmp_path),
+            pytest.raises(UserError, match=f"another process is training in {tmp_path}"),
+        ):
+            begin()
     assert being_written.is_dir() and (tmp_path / "log.jsonl").read_bytes() == log
     with pytest.raises(UserError, match="step-00000002 is of a later step than 0"):
         trainer.run()

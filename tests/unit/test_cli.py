@@ -54,6 +54,36 @@ def test_every_measure_has_help_with_examples(measure: str, capsys) -> None:
     assert "examples:" in shown and f"xdlm eval {measure} " in shown and "--seed" in shown
 
 
+def test_help_is_found_where_people_look_for_it(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["help", "view"])
+    assert stop.value.code in (0, None) and "xdlm view" in capsys.readouterr().out
+    main(["help"])
+    assert "verbs:" in capsys.readouterr().out
+    assert "options come after a verb" in complaint(capsys, "--n", "4", "sample")
+    assert (
+        shell("xdlm --version".replace("xdlm", f"{sys.executable} -m xdlm")).stdout[:5] == "xdlm "
+    )
+
+
+def test_refusals_of_the_system_name_the_file(capsys, monkeypatch) -> None:
+    def refuse(arguments: list[str]) -> None:
+        raise PermissionError(13, "Permission denied", "there/secret.txt")
+
+    monkeypatch.setattr("xdlm.cli.view.run", refuse)
+    assert complaint(capsys, "view") == "xdlm: there/secret.txt: Permission denied"
+
+
+def test_recipes_that_are_empty_or_nearly_named(capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").write_text("\n")
+    assert "empty.yaml is empty" in complaint(capsys, "train", "empty.yaml")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    meant = "did you mean 'recipes/cpu-tiny.yaml'?"
+    assert meant in complaint(capsys, "train", "cpu-tiny")
+    assert meant in complaint(capsys, "train", "recipes/cpu_tiny.yaml")
+
+
 def test_usage_lists_every_verb(capsys) -> None:
     main([])
     usage = capsys.readouterr().out
@@ -92,8 +122,8 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["sample", "--impl", "dens"], "did you mean 'dense'"),
         (["sample", "--block-length", "8"], "no meaning for the ancestral sampler"),
         (["sample", "--sampler", "confidence", "--guidance", "2"], "needs a prompt"),
-        (["sample", "--template", "a <mask:3>", "--stop"], "--template fixes"),
-        (["sample", "--blank", "any"], "holes of a --template"),
+        (["sample", "--template", "a <mask:3>", "--stop"], "--template sets"),
+        (["sample", "--blank", "any"], "--blank need a --template"),
         (["sample", "--template", "a <mask:3>", "--blank", "[a-z]"], "--blank takes"),
         (["sample", "--template", "a <mask:3>", "--blank", "choices:extraordinarily"], "it takes"),
         (["sample", "--template", "a <mask:3>", "--forced", "king"], "--forced takes"),
@@ -101,13 +131,13 @@ def test_usage_lists_every_verb(capsys) -> None:
             ["sample", "--sampler", "confidence", "--steps", "2", "--block-length", "1"],
             "2 steps cannot fill",
         ),
-        (["sample", "--trajectory", "."], "'.' has the ending of no trajectory format"),
+        (["sample", "--trajectory", "."], "'.' does not end like a trajectory format"),
         (["sample", "--trajectory", "a.htm"], "did you mean '.html'"),
         (["sample", "--trajectory", "here/a.svg"], "here/a.svg: a part of its path is"),
         (["sample", "--json", "."], "it is a folder"),
         (["view", "nowhere.json"], "cannot read nowhere.json"),
         (["view", "here"], "is not JSON"),
-        (["view", "here", "--to", "a.png"], "has the ending of no trajectory format"),
+        (["view", "here", "--to", "a.png"], "does not end like a trajectory format"),
         (["eval", "ppl", "--batch", "0"], "--draws and --batch must be"),
         (["eval", "ppl", "--max-rows", "-3"], "--max-rows must be at least 1"),
         (["eval", "ppl", "--records", "here"], "here, line 1: not a record"),

@@ -42,9 +42,9 @@ def test_paper_defaults() -> None:
     [
         ("optim: {lrr: 1}", "unknown key 'lrr'; did you mean 'lr'"),
         ("optimm: {}", "unknown key 'optimm'; did you mean 'optim'"),
-        ("optim: {lr: fast}", "expected float, got 'fast'"),
-        ("train: {steps: true}", "expected int, got True"),
-        ("train: {steps: 1.5}", "expected int"),
+        ("optim: {lr: fast}", "expected a number, got 'fast'"),
+        ("train: {steps: true}", "expected a whole number, got True"),
+        ("train: {steps: 1.5}", "expected a whole number"),
         ("train: {precision: float31}", "did you mean 'float32'"),
         ("model: smal", "unknown preset 'smal'; did you mean 'small'"),
         ("model: {width: 100, heads: 3}", "multiple of 2 x heads"),

@@ -311,9 +311,9 @@ def test_arguments_of_lm_eval_reach_the_sampler(local: Path) -> None:
     assert responder.model.sampled_as.k == made.get_model_info()["sampled_as"]["k"] == 0.1
     for arguments, says in (
         ("stpes=4", "model_args: unknown key 'stpes'; did you mean 'steps'"),
-        ("steps=four", "model_args: steps: expected int, got 'four'"),
-        ("steps=2.5", "model_args: steps: expected int, got 2.5"),
-        ("k=x", "model_args: k: expected float, got 'x'"),
+        ("steps=four", "model_args: steps: expected a whole number, got 'four'"),
+        ("steps=2.5", "model_args: steps: expected a whole number, got 2.5"),
+        ("k=x", "model_args: k: expected a number, got 'x'"),
         ("sampler=confident", "did you mean 'confidence'"),
         ("device=cuda:99", "no CUDA device|cuda:99"),
         ("block_length=4", "no meaning for the ancestral sampler"),

@@ -168,13 +168,13 @@ def test_a_llada_of_mixed_noise_is_imported_as_such(tmp_path: Path, capsys) -> N
         ({"n_layers": 2}, "holds an unknown model.transformer.blocks.2"),
         ({"n_layers": 4}, "lacks model.transformer.blocks.3"),
         ({"mlp_hidden_size": 64}, "has shape"),
-        ({"d_model": "wide"}, "config.json: d_model: expected int, got 'wide'"),
-        ({"d_model": None}, "config.json lacks d_model: no LLaDA"),
+        ({"d_model": "wide"}, "config.json: d_model: expected a whole number, got 'wide'"),
+        ({"d_model": None}, "config.json lacks d_model: it does not describe a LLaDA"),
         (
             {"embedding_size": None, "vocab_size": None},
-            "config.json lacks embedding_size: no LLaDA",
+            "config.json lacks embedding_size: it does not describe a LLaDA",
         ),
-        ({"model_type": 7}, "config.json has no model_type: no text model"),
+        ({"model_type": 7}, "config.json has no model_type: not a text model"),
     ],
 )
 def test_folders_that_do_not_fit_are_named(tmp_path: Path, change: dict, says: str) -> None:
@@ -187,7 +187,7 @@ def test_folders_that_do_not_fit_are_named(tmp_path: Path, change: dict, says: s
     [
         ((), "lacks model_type: it does not say what the model is"),
         (("model_type",), "lacks n_layers, d_model, n_heads, mlp_hidden_size, embedding_size, "
-         "mask_token_id, max_sequence_length, rope_theta, rms_norm_eps: no LLaDA"),
+         "mask_token_id, max_sequence_length, rope_theta, rms_norm_eps: it does not describe a LLaDA"),
         (("model_type", "n_kv_heads", "n_layers"), "lacks d_model, n_heads, "),
     ],
 )  # fmt: skip

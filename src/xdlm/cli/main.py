@@ -13,22 +13,22 @@ from xdlm.errors import UserError, did_you_mean
 
 #: Verb -> what it does. Each is a module of this package with a function `run(arguments)`.
 VERBS = {
-    "demo": "see it all in about two minutes: samples, infilling, perplexity, training",
+    "demo": "a tour of about two minutes: samples, infilling, perplexity, training",
     "sample": "generate text, fill in templates, show or save trajectories",
-    "paint": "generate images, show how they came about",
+    "paint": "generate images, and show each step",
     "view": "look at a recorded trajectory in the terminal, step by step",
-    "chat": "write with a model in turns, and watch each answer come about",
+    "chat": "take turns writing with a model, and watch each answer take shape",
     "serve": "answer requests over HTTP: completions, infilling, scoring",
     "train": "train a model from a recipe",
-    "eval": "measure a model: perplexity, quality of its texts",
-    "report": "tables and figures from results",
+    "eval": "measure a model: perplexity, quality of its text",
+    "report": "make tables and figures from results",
     "tokenizer": "make a tokenizer from text",
     "codec": "make a codec from images: images to codes and back",
     "prepare": "tokenise text, or encode images, into shards on disk",
-    "import": "take a model that others published: LLaDA, transformers, MDLM, UDLM, GIDD, XDLM, LlamaGen",
+    "import": "convert a model published by others: LLaDA, transformers, MDLM, UDLM, GIDD, XDLM, LlamaGen",
     "export": "write a model's weights alone, in a chosen precision",
     "bench": "measure speed and memory beside a plain implementation",
-    "doctor": "say what is installed and whether it works",
+    "doctor": "check what is installed and whether it works",
 }
 
 _USAGE = f"""usage: xdlm VERB [options]
@@ -48,6 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an odd locale costs a character, not the run
             stream.reconfigure(errors="replace")
+    if arguments[:1] == ["help"]:  # `xdlm help sample` is `xdlm sample --help`
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE, end="")
         return
@@ -58,6 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
     usual, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
         if verb not in VERBS:
+            if verb.startswith("-"):
+                raise UserError(f"options come after a verb, got '{verb}' first; see xdlm --help")
             raise UserError(f"unknown verb '{verb}'{did_you_mean(verb, VERBS)}")
         import_module(f"xdlm.cli.{verb}").run(rest)
         sys.stdout.flush()
@@ -71,7 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read our output has had enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"xdlm: {error.strerror or error}", file=sys.stderr)
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"xdlm: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):

@@ -18,7 +18,7 @@ from xdlm.files import check_writable
 from xdlm.tokens import Codes, ImageTokenizer, Tokenizer
 from xdlm.training.curves import check_curves
 from xdlm.training.device import pick_own_device
-from xdlm.training.parallel import World, join_world, started_again
+from xdlm.training.parallel import World, join_world, refuse_second_run, started_again
 from xdlm.training.resuming import find_resume
 from xdlm.training.trained import check_start, find_model
 from xdlm.training.trainer import Trainer
@@ -70,6 +70,9 @@ def run(arguments: list[str]) -> None:
     pick_own_device(config.train.device)  # complain before anything is read
     check_curves(config.train)
     check_writable(Path(config.train.out), make=False)
+    refuse_second_run(
+        Path(config.train.out)
+    )  # it says more than that there is a checkpoint already
     with join_world() as world:
         out = Path(config.train.out)
         again = world.any(started_again(out))

@@ -16,12 +16,11 @@ from xdlm.report.exporting import check_target, export
 from xdlm.report.recording import read_recording
 from xdlm.report.viewer import scrub
 
-_DESCRIPTION = """Look at a trajectory: what `xdlm sample` or `xdlm paint` wrote by --trajectory FILE.json.
+_DESCRIPTION = """Look at a trajectory that `xdlm sample` or `xdlm paint` wrote with --trajectory FILE.json.
 
-On a terminal the arrow keys lead back and forth through the steps, and up and down through the texts or
-images; space plays, q quits. Where input or output is no terminal, or with --frames, some frames are
-printed. An image is drawn with two pixels in every character, and beside it what changed; a code has one
-colour, for the file holds no codec.
+On a terminal, left and right move through the steps, up and down through the texts or images; space plays,
+q quits. Without a terminal, or with --frames, a few frames are printed. An image is drawn with two pixels
+per character, next to a map of what changed; a code is shown as one colour, since the file has no codec.
 
 examples:
   xdlm view run.json
@@ -38,7 +37,7 @@ class Options:
     sample: int = 1
     """Which text or image, from 1."""
     frames: int | None = None
-    """Print so many frames, evenly spaced, instead of waiting for keys."""
+    """Print this many frames, evenly spaced, instead of waiting for keys."""
     to: str | None = None
     """Write it as .html, .svg, .gif or .json instead; pictures show the first text, films all images."""
 
@@ -47,6 +46,8 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm view", description=_DESCRIPTION)
     if options.to is not None:
         check_target(Path(options.to))
+    if options.frames is not None and options.frames < 1:
+        raise UserError(f"--frames must be at least 1, got {options.frames}")
     recording = read_recording(Path(options.file))
     n = recording.trajectory.frames.shape[1]
     if not 1 <= options.sample <= n:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+#: Types as a person calls them.
+_IN_WORDS: dict[type, str] = {
+    int: "a whole number", float: "a number", str: "text", bool: "true or false",
+}  # fmt: skip
 
 
 def load_config(path: str | Path) -> RunConfig:
@@ -26,14 +31,27 @@ def load_config(path: str | Path) -> RunConfig:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise UserError(f"no such recipe: {path}") from error
+        raise UserError(f"no such recipe: {path}{_near_recipe(Path(path))}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"cannot read {path}: it is not text (UTF-8)") from error
+    if not text.strip():
+        raise UserError(f"{path} is empty; recipes/cpu-tiny.yaml is an example of a recipe")
     config = parse_config(text, str(path))
     config.refuse_idle()
     return config
+
+
+def _near_recipe(path: Path) -> str:
+    """A recipe of a similar name, there or in the folder recipes."""
+    files = {
+        file.stem: file
+        for folder in (Path("recipes"), path.parent)
+        for file in folder.glob("*.yaml")
+    }
+    close = get_close_matches(path.stem, files, n=1)
+    return f"; did you mean '{files[close[0]]}'?" if close else ""
 
 
 def parse_config(text: str, name: str = "the configuration") -> RunConfig:
@@ -120,8 +138,6 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except ValueError:
             pass
-    if hint is int and isinstance(value, bool):
-        raise UserError(f"{where}: expected int, got {value!r}")
-    if not isinstance(value, hint):
-        raise UserError(f"{where}: expected {hint.__name__}, got {value!r}")
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise UserError(f"{where}: expected {_IN_WORDS.get(hint, hint.__name__)}, got {value!r}")
     return value

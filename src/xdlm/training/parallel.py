@@ -11,7 +11,7 @@ import os
 import socket
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -116,6 +116,19 @@ def launcher() -> str | None:
     return None if run is None else f"{run} {socket.gethostname()} {os.getppid()}"
 
 
+def refuse_second_run(out: Path) -> None:
+    """Before a checkpoint is looked for that a run which is going on may delete meanwhile. Processes of one
+    run that look at once do not disturb each other."""
+    import fcntl
+
+    if (out / _LOCK).is_file():
+        with suppress(OSError), (out / _LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another process is training in {out}") from error
+
+
 @contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
     """Keep other runs out of a folder. The lock ends with the process, even by kill -9."""
@@ -146,7 +159,7 @@ def join_world() -> Iterator[World]:
         store, rank, size = next(dist.rendezvous("env://"))
     except (ValueError, dist.DistError) as error:
         raise UserError(
-            f"WORLD_SIZE is set, but there are no others to meet ({error}); start several processes "
+            f"WORLD_SIZE is set, but no other process answers ({error}); start several processes "
             "with torchrun, or unset it for one"
         ) from error
     # The place where they meet outlives them; addresses of processes that died must not be found there.
