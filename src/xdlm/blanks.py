@@ -41,7 +41,7 @@ class BlankRule:
             return Pattern.of_choices(self.choices)
         if self.regex is not None and self.choices is None:
             return Pattern(self.regex)
-        raise UserError("a blank has either choices or a regex")
+        raise UserError("a blank takes either choices or a regex")
 
 
 #: From a rule, the tokens that are forbidden and how many the hole has.

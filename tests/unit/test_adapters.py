@@ -261,8 +261,8 @@ def test_bad_settings_are_named() -> None:
     with pytest.raises(UserError, match="no 'q_prj'; did you mean 'q_proj'"):
         add_adapters(build_denoiser(LLADA, LLADA.vocab_size), LoraConfig(rank=2, targets="q_prj"))
     for text, says in (
-        ("lora: {rank: 4}", "needs trained weights"),
-        ("lora: {alpha: 4}", "no meaning without a rank"),
+        ("lora: {rank: 4}", "lora adapts trained weights"),
+        ("lora: {alpha: 4}", "lora needs a rank"),
         ("lora: {rank: -1}", "must be >= 0"),
         ("{lora: {rank: 4, rnk: 3}}", "unknown key 'rnk'"),
     ):

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused(folder: Path, codes: Codes, tmp_path: Path
 
 def test_bad_folders_get_one_line(folder: Path, tmp_path: Path) -> None:
     (folder / "bee" / "0.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"bee/0.png is damaged or no image"):
+    with pytest.raises(UserError, match=r"bee/0.png is damaged or not an image"):
         load_images(str(folder), Pixels(8)).take([3])
     (folder / "dog").mkdir()
     with pytest.raises(UserError, match="dog holds no images"):
@@ -179,7 +179,7 @@ def test_a_damaged_image_leaves_what_was_done_and_no_more(
     first = folder / "ape" / "0.png"
     content = first.read_bytes()
     first.write_bytes(b"no image")
-    with pytest.raises(UserError, match="damaged or no image: of no known format"):
+    with pytest.raises(UserError, match="damaged or not an image: of no known format"):
         prepare_codes(whole, codes, out, views=views)
     assert not out.exists()
     first.write_bytes(content)

@@ -84,7 +84,7 @@ def test_a_codec_that_is_another_one_is_refused(config: RunConfig, tmp_path: Pat
         Codes.from_json(moved)
     with pytest.raises(UserError, match="not that of a square of codes"):
         tokenizer_of(replace(config.data, length=15))
-    with pytest.raises(UserError, match="no grid of images of 16 x 16"):
+    with pytest.raises(UserError, match="not a grid of images of 16 x 16"):
         load_images(config.data.train, Codes.open(str(tmp_path / "codec"), 64))
 
 

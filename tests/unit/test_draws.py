@@ -206,9 +206,9 @@ def test_a_language_model_says_what_comes_next(tmp_path: Path, capsys) -> None:
         (["--n", "0"], "--n must lie in"),
         (["--impl", "gumble"], "gumbel"),
         (["--process.kind", "autoregressive"], "noise to undo"),
-        (["--process.mask-id", "3"], "leave out mask_id"),
+        (["--process.mask-id", "3"], "leave out --process.mask-id"),
         (["--calculate"], "add --impl gumbel"),
-        (["--law", "nowhere"], "not a causal language model"),
+        (["--law", "nowhere"], "no law nowhere: give zipf, markov"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], said: str, tmp_path: Path, capsys) -> None:

@@ -56,7 +56,7 @@ def test_what_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "x")
     for content in (b"", b"abc", file.read_bytes()[:40], b"\xff" * 64):
         file.write_bytes(content)
-        with pytest.raises(UserError, match="x: no safetensors file"):
+        with pytest.raises(UserError, match="x: not a safetensors file"):
             fingerprint([file])
     with pytest.raises(UserError, match=r"cannot read .*nothing"):
         fingerprint([tmp_path / "nothing"])

@@ -177,7 +177,7 @@ def test_surplus_and_missing_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown y_embedder"):
         dit_tensors(Foreign({**tensors, "y_embedder.w": torch.zeros(1)}, "ema", 0), shape, 37)
     del tensors["blocks.1.mlp.2.bias"]
-    with pytest.raises(UserError, match=r"there is no blocks.1.mlp.2.bias"):
+    with pytest.raises(UserError, match=r"they lack blocks.1.mlp.2.bias"):
         dit_tensors(Foreign(tensors, "ema", 0), shape, 37)
 
 

@@ -76,7 +76,7 @@ def test_a_folder_of_fineweb_edu_is_prepared(tmp_path: Path, capsys) -> None:
     manifest = read_manifest(out)
     assert len(manifest.files) == 3 and manifest.hub is None
     main(command)
-    assert capsys.readouterr().out.endswith("(was there)\n")
+    assert capsys.readouterr().out.endswith("(already there)\n")
 
 
 def test_what_is_too_large_for_memory_must_be_prepared(tmp_path: Path, monkeypatch) -> None:

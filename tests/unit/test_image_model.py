@@ -359,7 +359,7 @@ def test_bad_painting_gets_one_line(folder: Path, capsys: pytest.CaptureFixture)
         ("--strip", "strip.gif"): "does not end in .png",
         ("--frames", "1"): "--frames 2",
         ("--steps", "0"): "at least 1 step",
-        ("--trajectory", "film.mp4"): "has the ending of no trajectory format",
+        ("--trajectory", "film.mp4"): "does not end like a trajectory format",
         ("--out", "."): "it is a folder",
     }.items():
         with pytest.raises(SystemExit) as stop:

@@ -352,7 +352,7 @@ def test_a_torchscript_archive_is_read_and_never_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="print: refused"):
         read_torchscript(tmp_path / "danger.pt")
     (tmp_path / "none.pt").write_bytes(b"no zip")
-    with pytest.raises(UserError, match="damaged or no TorchScript"):
+    with pytest.raises(UserError, match="damaged or not a TorchScript"):
         read_torchscript(tmp_path / "none.pt")
 
 

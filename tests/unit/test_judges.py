@@ -137,8 +137,8 @@ def test_what_is_no_judge_is_one_line(trained: Path, tmp_path: Path, capsys) -> 
     shutil.copytree(trained / "step-00000020", broken)
     (broken / "model.safetensors").write_bytes(b"0")
     for name, says in (
-        ("pocket", "pocket is no judge: it was trained under noise (mixed)"),
-        (str(tmp_path / "noisy"), "noisy is no judge: it was trained under noise (mixed)"),
+        ("pocket", "pocket cannot judge: it was trained under noise (mixed)"),
+        (str(tmp_path / "noisy"), "noisy cannot judge: it was trained under noise (mixed)"),
         (str(broken), "is truncated or altered"),
     ):
         assert says in complaint(capsys, "eval", "gen", "--judge", name, "--device", "cpu")

@@ -322,7 +322,7 @@ def test_arguments_of_another_kind_are_taken_or_refused_in_one_line(tmp_path: Pa
     with pytest.raises(UserError, match="blanks takes a list"):
         model.infill("The <mask:2>.", blanks=BlankRule(regex="a"))
     for dtype in ("bfloat16", torch.int32):
-        with pytest.raises(UserError, match="a float type"):
+        with pytest.raises(UserError, match="a floating-point type"):
             model.save(tmp_path / "saved", dtype=dtype)
     assert not (tmp_path / "saved").exists()
 

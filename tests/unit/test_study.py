@@ -163,7 +163,7 @@ def test_other_refusals(tmp_path: Path, capsys) -> None:
     assert "is a folder" in complaint(capsys, "report", "--results", folder, "--out", folder)
     line = complaint(capsys, "report", "--results", folder, "--records", "r", "--out", page)
     assert "leave out --records" in line
-    assert "there are no records" in complaint(capsys, "report", "--out", page)
+    assert "no records; give files" in complaint(capsys, "report", "--out", page)
     with pytest.raises(
         UserError, match="two different results for runs/repro/mdlm at step 2000, ppl"
     ):

@@ -164,7 +164,7 @@ def test_bad_input_gets_one_line() -> None:
         codec.encode(some_images(1, 7))
     with pytest.raises(UserError, match="square colour images"):
         codec.encode(some_images(1, 8)[..., 0])
-    with pytest.raises(UserError, match="no square"):
+    with pytest.raises(UserError, match="do not make a square"):
         codec.decode(np.zeros((1, 15), dtype=np.int64))
     with pytest.raises(UserError, match=r"codes must lie in 0\.\.31"):
         codec.decode(np.full((1, 16), 32))

@@ -45,18 +45,18 @@ class Options:
     sampler: Literal["ancestral", "confidence"] = "confidence"
     """As in `xdlm sample`."""
     block_length: int | None = None
-    """confidence: write blocks of so many tokens one after the other; by default all at once."""
+    """confidence: write in blocks of this many tokens, one after the other; by default all at once."""
     guidance: float | None = None
-    """confidence: scale of guidance by the conversation; 1 is off (default)."""
+    """confidence: strength of guidance by the conversation; 1 is off (default)."""
     refresh: int | None = None
-    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
-    an approximation; by default on all in every step."""
+    """confidence: run the model on the whole text only once in this many steps, and on the current block in
+    the others: faster, but an approximation; by default on the whole text in every step."""
     temperature: float = 0.7
     """Below 1 is more careful, 0 takes the most likely token."""
     top_p: float = 1.0
     """Draw among the most likely tokens that together have this probability."""
     k: float | None = None
-    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
+    """Sample as if the model had been trained with mixed noise of this ratio k."""
     system: str = ""
     """What a model with a chat template is told beforehand."""
     context: int | None = None
@@ -64,9 +64,9 @@ class Options:
     seed: int = 0
     """Same seed and same lines, same answers."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What the trunk computes in."""
+    """Precision of the trunk."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -171,7 +171,7 @@ class Conversation:
         while len(ids := self.model.tokenizer.encode(template.render(messages))) > self.room:
             if len(messages) <= first + 1:
                 raise UserError(
-                    f"the line makes {len(ids)} tokens, and there is room for {self.room}"
+                    f"the line has {len(ids)} tokens, and there is room for {self.room}"
                 )
             messages = messages[:first] + messages[first + 2 :]  # a message and its answer
         return ids, messages

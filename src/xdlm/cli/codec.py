@@ -46,7 +46,7 @@ class Options:
     """How much a critic of patches has a say beside squared errors, after a third of the steps: details
     that the codes do not keep are made up instead of blurred. 0 for squared errors alone."""
     limit: int | None = None
-    """Learn from only so many images."""
+    """Learn from at most this many images."""
     seed: int = 0
     """Decides the initial weights and the order of the images."""
     device: str = "auto"

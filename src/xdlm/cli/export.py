@@ -54,7 +54,7 @@ class Options:
     """Precision of the weights on disk. int8, for --format xdlm, halves bfloat16: a byte for each weight of
     a matrix, a number for each row."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     push: str | None = None
     """Put the folder into this model repository of the hub too (owner/name), made if it is not there."""
     private: bool = False
@@ -65,7 +65,9 @@ def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm export", description=_DESCRIPTION)
     check_free(Path(options.out))
     if options.dtype == "int8" and options.format != "xdlm":
-        raise UserError("--dtype int8 is our own: others read float32 or bfloat16")
+        raise UserError(
+            "--dtype int8 is a format of xdlm's own; for others use float32 or bfloat16"
+        )
     if options.push is not None:
         check_push(options.push)
     elif options.private:

@@ -78,9 +78,9 @@ class Options:
     zoom: int = 2
     """Every pixel is drawn so many pixels wide."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What the trunk computes in."""
+    """Precision of the trunk."""
     device: str = "auto"
     """auto, cpu or cuda."""
 
@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> None:
         for name in options.model
     ]
     if len({model.tokenizer.side for model in models}) > 1:
-        raise UserError("models that are asked together must make images of one size")
+        raise UserError("models painted together must make images of one size")
     drawn = [_draw(model, config, options) for model in models]
     names = _names(models, options.model)
     pages = [

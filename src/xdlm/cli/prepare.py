@@ -48,7 +48,7 @@ class Options:
     eos: bool = True
     """Put the end token after every document."""
     limit: int | None = None
-    """Use only so many documents."""
+    """Use at most this many documents, the first ones."""
 
 
 def run(arguments: list[str]) -> None:
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> None:
     print(
         f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, "
         f"{manifest.characters:,} characters in {len(manifest.shards)} shards -> {options.out}"
-        f" ({'was there' if was_there else rate})"
+        f" ({'already there' if was_there else rate})"
     )
 
 

@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> None:
         return
     records = [record for file in options.records for record in read_records(Path(file))]
     if not records:
-        raise UserError("there are no records; give files that `xdlm eval --records` wrote")
+        raise UserError("no records; give files that `xdlm eval --records` wrote")
     # All is compared before anything is written, so that what does not compare leaves nothing.
     course = courses(records)
     made = {

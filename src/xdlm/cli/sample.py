@@ -22,7 +22,7 @@ from xdlm.sampling.writing import Config
 
 _DESCRIPTION = """Generate text with a model; without options, with the bundled one.
 
-The text (and with --show how it came about) goes to standard output, the rest to standard error.
+The text (and with --show its steps) goes to standard output, the rest to standard error.
 
 examples:
   xdlm sample
@@ -57,13 +57,13 @@ class Options:
     model: str = "pocket"
     """A bundled name, a checkpoint folder or a run folder."""
     n: int = 1
-    """How many texts."""
+    """Number of texts."""
     steps: int = 32
-    """Steps; with the ancestral sampler the final denoise comes on top."""
+    """Sampling steps; the ancestral sampler adds a final denoise."""
     length: int | None = None
-    """Tokens per text, its prompt included; by default as many as in a row of training."""
+    """Tokens per text, its prompt included; by default as in training."""
     new_tokens: int | None = None
-    """Tokens to write behind the prompt, instead of --length."""
+    """Tokens to write after the prompt, instead of --length."""
     seed: int = 0
     """Same seed, same text."""
     prompt: str = ""
@@ -75,48 +75,48 @@ class Options:
     top_p: float = 1.0
     """Draw among the most likely tokens that together have this probability."""
     sampler: Literal["ancestral", "confidence"] = "ancestral"
-    """ancestral draws from the model by exact reverse steps; confidence fills the surest masks first and,
-    as far as the noise is uniform, rewrites tokens that it doubts (the paper's Algorithm 1)."""
+    """ancestral draws exact reverse steps from the model; confidence fills the surest masks first and,
+    where the noise has a uniform part, rewrites tokens that it doubts (the paper's Algorithm 1)."""
     last: Literal["sample", "argmax"] | None = None
     """ancestral: how the final denoise picks tokens (default sample)."""
     impl: str | None = None
-    """ancestral: thinned is fast (default), dense its slow twin of the same law; gumbel draws as published
-    implementations do, by float32 noise that starves rare tokens."""
+    """ancestral: thinned is fast and exact (default), dense is its slow twin; gumbel draws with float32
+    noise as published implementations do, which starves rare tokens."""
     block_length: int | None = None
-    """confidence: write blocks of so many tokens one after the other; by default all at once."""
+    """confidence: write in blocks of this many tokens, one after the other; by default all at once."""
     guidance: float | None = None
-    """confidence: scale of guidance by the prompt; 1 is off (default)."""
+    """confidence: strength of guidance by the prompt; 1 is off (default)."""
     confidence: Literal["token", "entropy", "margin", "random"] | None = None
     """confidence: what is filled first: where the token drawn is likeliest (token, default), the prediction
     has the lowest entropy or the widest margin, or anywhere."""
     refresh: int | None = None
-    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
-    an approximation; by default on all in every step."""
+    """confidence: run the model on the whole text only once in this many steps, and on the current block in
+    the others: faster, but an approximation; by default on the whole text in every step."""
     stop: bool = False
-    """End a text where the model writes the end-of-text token."""
+    """End each text where the model writes the end-of-text token."""
     banned: tuple[str, ...] = ()
-    """Tokens that are never written: texts that are one token each, or id:NUMBER."""
+    """Tokens never to write: each a text that is one token, or id:NUMBER."""
     forced: tuple[str, ...] = ()
-    """Tokens at positions of the template's row, counted from 0: POSITION=TOKEN, or POSITION=id:NUMBER."""
+    """Tokens at given positions of the template, counted from 0: POSITION=TOKEN or POSITION=id:NUMBER."""
     blank: tuple[str, ...] = ()
-    """What each hole of the template may hold, in their order: "regex:[a-z ]+", "choices:old king|queen",
-    or any. It takes exactly as many tokens as the hole has."""
+    """What each hole of the template may hold, in order: "regex:[a-z ]+", "choices:old king|queen",
+    or any. It must fill the hole's tokens exactly."""
     k: float | None = None
-    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with; with the
-    confidence sampler 0 rewrites nothing, as in LLaDA."""
+    """Sample as if the model had been trained with mixed noise of this ratio k; with the confidence
+    sampler, 0 rewrites nothing, as in LLaDA."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What the trunk computes in."""
+    """Precision of the trunk."""
     device: str = "auto"
     """auto, cpu or cuda."""
     show: bool = False
-    """Show how the first text came about, step by step, in colour."""
+    """Show the first text taking shape, step by step, in colour."""
     trajectory: str | None = None
-    """Write every step: as a page that stands alone (.html), as data (.json, see `xdlm view`), or the first
-    text as a picture (.svg, .gif; a GIF needs pillow)."""
+    """Write every step to this file: a self-contained page (.html), data (.json, see `xdlm view`), or the
+    first text as a picture (.svg) or film (.gif, needs pillow)."""
     json: str | None = None
-    """Write texts, tokens and settings as JSON."""
+    """Write texts, tokens and settings to this file as JSON."""
 
 
 def run(arguments: list[str]) -> None:
@@ -140,7 +140,9 @@ def run(arguments: list[str]) -> None:
         print(text)
     ended = f", {sum(result.stopped)} of {options.n} ended" if options.stop else ""
     console().print(
-        f"{options.model} ({model.weights} weights): {options.steps} steps, {result.nfe} forward passes"
+        f"{options.model} ({model.weights} weights): {options.steps} "
+        f"{'step' if options.steps == 1 else 'steps'}, "
+        f"{result.nfe} forward passes"
         f"{ended}",
         style="dim", highlight=False, markup=False,
     )  # fmt: skip
@@ -152,11 +154,11 @@ def _check(options: Options) -> None:
     fixed = options.prompt or options.stop or (options.length, options.new_tokens) != (None, None)
     if options.template is not None and fixed:
         raise UserError(
-            "--template fixes prompt and length itself; leave --prompt, --length, --new-tokens and "
-            "--stop out"
+            "--template sets prompt and length itself; leave out --prompt, --length, --new-tokens and "
+            "--stop"
         )
     if options.template is None and (options.forced or options.blank):
-        raise UserError("--forced and --blank are about the holes of a --template")
+        raise UserError("--forced and --blank need a --template: they say what its holes may hold")
     if options.trajectory is not None:
         from xdlm.report.exporting import check_target
 
@@ -243,6 +245,6 @@ def _rule(text: str) -> BlankRule | None:
         return None
     if kind == "regex":
         return BlankRule(regex=what)
-    if kind == "choices":
+    if kind == "choices" and what:
         return BlankRule(choices=what.split("|"))
     raise UserError(f"--blank takes regex:EXPRESSION, choices:A|B|C or any, got '{text}'")

@@ -68,9 +68,9 @@ class Options:
     drain: float = 30.0
     """Seconds to finish what was begun when the server is told to stop."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What the trunk computes in."""
+    """Precision of the trunk."""
     device: str = "auto"
     """auto, cpu or cuda."""
 

@@ -39,9 +39,9 @@ class RunConfig:
                 "process.mask_id has no meaning for images: every level is data; remove it"
             )
         if self.lora.rank and not self.start():
-            raise UserError("lora needs trained weights to stand beside: give train.start")
+            raise UserError("lora adapts trained weights: give train.start")
         if not self.lora.rank and self.lora != LoraConfig():
-            raise UserError("lora has no meaning without a rank; give lora.rank")
+            raise UserError("lora needs a rank: give lora.rank")
         if self.optim.kind == "muon" and self.train.parallel == "fsdp":
             raise UserError("optim.kind muon needs whole matrices: use train.parallel ddp")
 

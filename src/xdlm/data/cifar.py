@@ -49,7 +49,7 @@ def read_archive(file: Path, split: str, on_progress: Progress | None = None) ->
                     on_progress(i + 1, len(members))
             return join(parts)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise UserError(f"{file} is damaged or no archive: {error}") from error
+        raise UserError(f"{file} is damaged or not an archive: {error}") from error
 
 
 def _is_batch(name: str, split: str) -> bool:
@@ -85,7 +85,7 @@ class _ArrayNote:
         _, shape, dtype, by_columns, content = self.state
         rows, columns = shape
         if dtype.code not in ("u1", b"u1") or by_columns or columns != width:
-            raise UserError("not CIFAR-10: the images are no bytes, or of another size")
+            raise UserError("not CIFAR-10: the images are not bytes, or have another size")
         return np.frombuffer(content, dtype=np.uint8).reshape(rows, columns)
 
 

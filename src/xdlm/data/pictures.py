@@ -68,7 +68,7 @@ def read_binary(stream: IO[bytes], name: str) -> Pictures:
     content = np.frombuffer(stream.read(), dtype=np.uint8)
     if content.size == 0 or content.size % (1 + _PLANES):
         raise UserError(
-            f"{name} is truncated or not CIFAR-10: {content.size} bytes are no records of "
+            f"{name} is truncated or not CIFAR-10: {content.size} bytes are not records of "
             f"{1 + _PLANES}"
         )
     records = content.reshape(-1, 1 + _PLANES)
@@ -140,17 +140,17 @@ def decoded(content: bytes, name: str, *, convert: bool = False) -> NDArray[np.u
                 )
             return np.asarray(image)
     except UnidentifiedImageError as error:  # its own words name an object of Python
-        raise UserError(f"{name} is damaged or no image: of no known format") from error
+        raise UserError(f"{name} is damaged or not an image: of no known format") from error
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is damaged or no image: {reason}") from error
+        raise UserError(f"{name} is damaged or not an image: {reason}") from error
 
 
 def _cut(grid: NDArray[np.uint8], side: int, name: str) -> NDArray[np.uint8]:
     height, width, _ = grid.shape
     if height % side or width % side:
         raise UserError(
-            f"{name} has {_size(grid)} pixels: no grid of images of {side} x {side}; "
+            f"{name} has {_size(grid)} pixels, not a grid of images of {side} x {side}; "
             "give their size in data.length, 3 x side x side"
         )
     cells = grid.reshape(height // side, side, width // side, side, 3).swapaxes(1, 2)

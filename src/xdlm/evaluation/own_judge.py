@@ -39,12 +39,12 @@ class OwnJudge:
         config = checkpoint.config
         if not config.process.is_autoregressive:
             raise UserError(
-                f"{name} is no judge: it was trained under noise ({config.process.kind}), and a judge "
+                f"{name} cannot judge: it was trained under noise ({config.process.kind}), and a judge "
                 "predicts the next token; train one with process.kind autoregressive"
             )
         self._denoiser, _, tokenizer, _ = read_trained(checkpoint)
         if not isinstance(tokenizer, TextTokenizer):
-            raise UserError(f"{name} is no judge: it was trained on images")
+            raise UserError(f"{name} cannot judge: it was trained on images")
         self._tokenizer = tokenizer
         self._denoiser.to(device)
         self._denoiser.replayable = False  # texts come in all lengths, and each would be recorded

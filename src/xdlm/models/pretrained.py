@@ -50,7 +50,7 @@ class PretrainedConfig(BackboneConfig):
         for name, kind in (("model_type", str), ("vocab_size", int)):
             if not isinstance(tree.get(name), kind):
                 where = "model.architecture" if given else Path(self.path) / "config.json"
-                raise UserError(f"{where} has no {name}: no text model of transformers")
+                raise UserError(f"{where} has no {name}: not a text model of transformers")
         mask_id = _mask_of(Path(self.path)) if given is None and self.mask_id is None else None
         if mask_id is None:
             mask_id = tree["vocab_size"] if self.mask_id is None else self.mask_id
@@ -220,7 +220,7 @@ def _leave_out_the_head(lm: Any) -> None:
     scale = float(logits.abs().max()) or 1.0
     if capped or not float((again - logits).abs().max()) <= 1e-3 * scale:
         raise UserError(
-            f"a {lm.config.model_type} model does more to its logits than a linear layer: no denoiser"
+            f"a {lm.config.model_type} model does more to its logits than a linear layer: not a denoiser"
         )
 
 
@@ -278,5 +278,5 @@ def _read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{file} is damaged: it holds no mapping")
+        raise UserError(f"{file} is damaged: it is not a mapping")
     return tree

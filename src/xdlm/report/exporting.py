@@ -61,7 +61,7 @@ def _format_of(file: Path) -> str:
     name = file.suffix.removeprefix(".").lower()
     if name not in FORMATS:
         hint = did_you_mean(file.suffix.lower(), [f".{known}" for known in FORMATS])
-        raise UserError(f"'{file}' has the ending of no trajectory format{hint}")
+        raise UserError(f"'{file}' does not end like a trajectory format{hint}")
     return name
 
 

@@ -78,7 +78,7 @@ class Served:
             text.encode()
         except UnicodeError as error:
             raise UserError(
-                "the text holds half of a surrogate pair, which is no character"
+                "the text holds half of a surrogate pair, which is not a character"
             ) from error
         return self.model.tokenizer.encode(text)
 

@@ -105,7 +105,7 @@ class VqCodec(nn.Module):
         """Square images of as many cells, in bytes."""
         side = round(codes.shape[1] ** 0.5)
         if side**2 != codes.shape[1]:
-            raise UserError(f"{codes.shape[1]} codes are no square of cells")
+            raise UserError(f"{codes.shape[1]} codes do not make a square of cells")
         if codes.size and (codes.min() < 0 or codes.max() >= self.config.codes):
             raise UserError(f"codes must lie in 0..{self.config.codes - 1}")
         index = torch.from_numpy(codes.astype(np.int64)).to(self._device).view(-1, side, side)

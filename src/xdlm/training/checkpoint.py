@@ -105,7 +105,9 @@ class Checkpoint:
                 return _layout_of_shards(shard_folder(self.folder, name))
         except SafetensorError as error:
             raise UserError(f"{self.folder / name} is damaged: {error}") from error
-        what = "it is no model" if name == MODEL else "it holds a model, not a state to go on from"
+        what = (
+            "it is not a model" if name == MODEL else "it holds a model, not a state to go on from"
+        )
         raise UserError(f"{self.folder} has no {name}: {what}")
 
 

@@ -30,7 +30,7 @@ def fingerprint(files: Sequence[Path]) -> str:
             with file.open("rb") as stream:
                 _add(stream, file.stat().st_size, digest)
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-            raise UserError(f"cannot read {file}: no safetensors file ({error})") from error
+            raise UserError(f"cannot read {file}: not a safetensors file ({error})") from error
     return digest.hexdigest()
 
 

@@ -174,7 +174,7 @@ def llada_config(tree: Mapping[str, Any], where: Path) -> LladaConfig:
     given = {**tree, "embedding_size": tree.get("embedding_size") or tree.get("vocab_size")}
     lacking = [name for name in _NAMES.values() if given.get(name) is None]
     if lacking:
-        raise UserError(f"{where} lacks {', '.join(lacking)}: no LLaDA can be made of it")
+        raise UserError(f"{where} lacks {', '.join(lacking)}: it does not describe a LLaDA")
     shape = {ours: given[theirs] for ours, theirs in _NAMES.items()}
     return from_tree(LladaConfig, shape, str(where), called=_NAMES)
 
@@ -285,7 +285,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{file} is damaged: it holds no mapping")
+        raise UserError(f"{file} is damaged: it is not a mapping")
     return tree
 
 

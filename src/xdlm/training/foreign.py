@@ -101,7 +101,7 @@ def _said(file: Path) -> Said:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from error
     if not isinstance(tree, dict):
-        raise UserError(f"{file} is damaged: it holds no mapping")
+        raise UserError(f"{file} is damaged: it is not a mapping")
 
     def given(kind: type, *names: str) -> Any:
         return next((tree[name] for name in names if type(tree.get(name)) is kind), None)
@@ -202,7 +202,7 @@ def dit_shape(foreign: Foreign, *, heads: int | None, told: Told) -> DiTConfig:
     tensors = foreign.tensors
     for name in ("vocab_embed.embedding", "sigma_map.mlp.0.weight", "blocks.0.mlp.0.weight"):
         if name not in tensors:
-            raise UserError(f"these are not the weights of a published DiT: there is no {name}")
+            raise UserError(f"these are not the weights of a published DiT: they lack {name}")
     width = tensors["vocab_embed.embedding"].shape[1]
     numbers = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key))]
     shape: dict[str, Any] = {
@@ -239,7 +239,7 @@ def dit_tensors(foreign: Foreign, config: DiTConfig, vocab_size: int) -> dict[st
 
     def take(name: str) -> Tensor:
         if name not in left:
-            raise UserError(f"these are not the weights of a published DiT: there is no {name}")
+            raise UserError(f"these are not the weights of a published DiT: they lack {name}")
         return left.pop(name).float()
 
     for theirs, ours in _OUTER.items():

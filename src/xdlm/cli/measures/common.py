@@ -33,7 +33,7 @@ class Running:
     seed: int = 0
     """Decides times, noise and every draw."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What the trunk computes in; every result says which. Methods compare at the same one only."""
     device: str = "auto"
@@ -49,7 +49,7 @@ class Reading:
     draws: int = 4
     """Times at which the bound's integrand is looked at, per row."""
     max_rows: int | None = None
-    """Look at only so many rows of each text."""
+    """Measure at most this many rows of each text."""
     batch: int = 16
     """Rows that go through the model at a time."""
     row_nats: bool = False

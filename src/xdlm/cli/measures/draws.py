@@ -185,9 +185,13 @@ def _pair(mean: Mean) -> tuple[float, float | None]:
 def _check(options: Options) -> None:
     check_seed(options.seed, name="--seed")
     if options.process.is_autoregressive:
-        raise UserError("there is noise to undo only for masked, uniform, mixed and gidd")
+        raise UserError(
+            "--process.kind must be masked, uniform, mixed or gidd: others have no noise to undo"
+        )
     if options.process.mask_id is not None:
-        raise UserError("the mask of a known law comes behind all tokens: leave out mask_id")
+        raise UserError(
+            "the mask of a known law is always the last token: leave out --process.mask-id"
+        )
     if not options.steps:
         raise UserError("--steps needs at least one number")
     for steps in options.steps:

@@ -59,7 +59,7 @@ class Options(Running, Writing):
     data: str | None = None
     """Real text to set beside; by default what validated the model's training, or else corpus:heldout."""
     k: float | None = None
-    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with."""
+    """Sample as if the model had been trained with mixed noise of this ratio k."""
     mauve: bool = False
     """Compare generated with real text by MAUVE too: needs a causal language model as the first judge,
     xdlm[eval], and many texts."""

@@ -101,7 +101,7 @@ class Options:
     records: str | None = None
     """Append the results to this file, one line of JSON each; what it holds already is not measured."""
     weights: Literal["ema", "raw"] = "ema"
-    """Averaged weights, or those that training left."""
+    """Averaged weights (ema), or the last ones of training (raw)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What the trunk computes in; every result says which. Methods compare at the same one only."""
     device: str = "auto"

@@ -76,7 +76,11 @@ def check_law(options: LawOptions) -> None:
         raise UserError(f"--length must lie in 1..{MAX_LENGTH:,}, got {options.length}")
     meant = near_miss(options.law.lower(), _ONLY)
     if options.law not in _ONLY and meant and not Path(options.law).exists():
-        raise UserError(f"there is no law {options.law}{meant}")
+        raise UserError(f"no law {options.law}{meant}")
+    if options.law not in _ONLY and not options.is_kept and not Path(options.law).exists():
+        raise UserError(
+            f"no law {options.law}: give {', '.join(_ONLY)}, a kept law or a model's folder"
+        )
     _check_unread(options)
     if options.law == MARKOV:
         check_states(options.states)

@@ -66,25 +66,25 @@ class Options(Running):
     length: int = 256
     """Tokens of an answer."""
     limit: int | None = None
-    """Ask only the first so many questions of each task."""
+    """Ask at most this many questions of each task, the first ones."""
     sampler: Literal["ancestral", "confidence"] = "ancestral"
     """ancestral draws from the model by exact reverse steps; confidence is the paper's Algorithm 1."""
     block_length: int | None = None
-    """confidence: write blocks of so many tokens one after the other; by default all at once."""
+    """confidence: write in blocks of this many tokens, one after the other; by default all at once."""
     guidance: float | None = None
-    """confidence: scale of guidance by the prompt; 1 is off (default)."""
+    """confidence: strength of guidance by the prompt; 1 is off (default)."""
     confidence: Literal["token", "entropy", "margin", "random"] | None = None
     """confidence: what is filled first (default token: where the token drawn is likeliest)."""
     refresh: int | None = None
-    """confidence: run the model on the current block, and on the rest only every so many steps: faster, but
-    an approximation; by default on all in every step."""
+    """confidence: run the model on the whole text only once in this many steps, and on the current block in
+    the others: faster, but an approximation; by default on the whole text in every step."""
     temperature: float = 0.0
     """0 takes the most likely token of every prediction."""
     top_p: float = 1.0
     """Draw from the smallest set of tokens that holds this probability."""
     k: float | None = None
-    """Sample as a model of mixed noise of this ratio, whatever noise it was trained with; with the
-    confidence sampler 0 rewrites nothing, as in LLaDA."""
+    """Sample as if the model had been trained with mixed noise of this ratio k; with the confidence
+    sampler, 0 rewrites nothing, as in LLaDA."""
     programs: int = 1
     """Programs per problem, in humaneval and mbpp."""
     pass_at: tuple[int, ...] = (1,)

@@ -54,7 +54,7 @@ def read_published(file: Path) -> dict[str, Tensor]:
     """All weights under the names that `Inception` has for them, and the classes as `fc.weight`."""
     content = read_torch_file(file)
     if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise UserError(f"{file} is not the Inception of 2015: it is no table of weights")
+        raise UserError(f"{file} is not the Inception of 2015: it has no table of weights")
     layers, found = dict(published_layers()), {}
     for name, tensor in content.items():
         layer, part = _split(name)

@@ -35,7 +35,7 @@ def read_torchscript(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file}: {error}") from error
     except Exception as error:  # whatever a damaged archive or pickle makes its reader raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is damaged or no TorchScript archive: {reason}") from error
+        raise UserError(f"{file} is damaged or not a TorchScript archive: {reason}") from error
 
 
 class _TensorNote(NamedTuple):
