@@ -61,9 +61,8 @@ def test_help_is_found_where_people_look_for_it(capsys) -> None:
     main(["help"])
     assert "verbs:" in capsys.readouterr().out
     assert "options come after a verb" in complaint(capsys, "--n", "4", "sample")
-    assert (
-        shell("xdlm --version".replace("xdlm", f"{sys.executable} -m xdlm")).stdout[:5] == "xdlm "
-    )
+    command = [sys.executable, "-m", "xdlm", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout[:5] == "xdlm "
 
 
 def test_refusals_of_the_system_name_the_file(capsys, monkeypatch) -> None:
