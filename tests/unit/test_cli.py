@@ -344,3 +344,19 @@ def test_json_may_go_down_a_pipe() -> None:
     done = shell("xdlm sample --steps 2 --length 8 --json /dev/stdout | cat")
     assert done.returncode == 0, done.stderr
     assert '"nfe"' in done.stdout
+
+
+@pytest.mark.parametrize("verb", [["sample"], ["train"], ["eval", "ppl"], ["eval", "image"]])
+def test_help_fits_the_screen(verb: list[str], capsys, monkeypatch) -> None:
+    """Texts are paragraphs, whatever lines they have in the source; examples stay as they are. What may be
+    left out is not shown as a value."""
+    monkeypatch.setenv("COLUMNS", "90")
+    with pytest.raises(SystemExit):
+        main([*verb, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    boxed = [line.strip("│ ").rstrip() for line in lines if line.startswith("│")]
+    assert len(boxed) > 20 and all(len(line) <= 90 for line in lines if line[:2] != "  ")
+    text = " ".join(boxed)
+    assert "(default: None)" not in text and "{None}|INT" not in text and "{None," not in text
+    if verb == ["sample"]:
+        assert "the surest masks first and, where the noise has a uniform part," in text

@@ -6,12 +6,13 @@ import io
 import operator
 import re
 from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from itertools import dropwhile, takewhile
 from textwrap import dedent
 from typing import Any, TypeVar
 
+from xdlm.cli.helptext import Help, tidy, wrapped
 from xdlm.errors import UserError
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ def parse(
         import tyro
     except ImportError as error:
         raise UserError("the command line needs tyro: pip install tyro") from error
+    tidy(cls)
     # Of several kinds, that of the default.
     more: dict[str, Any] = {}
     if default is not None:
@@ -43,17 +45,17 @@ def parse(
     def read(words: list[str]) -> T:
         return tyro.cli(cls, args=words, prog=prog, description=description, **more)
 
-    complaint = io.StringIO()  # tyro draws boxes
+    shown, complaint = Help(), io.StringIO()  # tyro draws boxes
     try:
-        with redirect_stderr(complaint):
+        with redirect_stdout(shown), redirect_stderr(complaint):
             return read(arguments)
     except SystemExit as stop:
         if stop.code in (0, None):
+            print(wrapped(shown.getvalue()), end="")
             raise
         said = complaint.getvalue()
-    if (
-        "Unrecognized options" in said
-    ):  # it knows what was meant by `--stepz 4`, but not by `--stepz=4`
+    # It knows what was meant by `--stepz 4`, but not by `--stepz=4`.
+    if "Unrecognized options" in said:
         apart = [word for each in arguments for word in _value_apart(each)]
         with redirect_stderr(again := io.StringIO()), suppress(SystemExit):
             read(apart)
