@@ -55,6 +55,8 @@ from xdlm.training.trained import (
 MAX_LENGTH, MAX_SAMPLES = 1_000_000, 1_000_000
 #: Draws of noise for each row of some texts, at least, and for all rows together, at least.
 _FEW_DRAWS, _DRAWS = 16, 512
+#: Tokens that a completion has at most, if nobody says otherwise.
+_NEW_TOKENS = 256
 #: Texts of a result that its repr shows, and how much of each.
 _SHOWN, _SHOWN_CHARS = 3, 60
 
@@ -197,7 +199,7 @@ class Model:
         self,
         prompts: Sequence[str] | Sequence[Sequence[int]],
         *,
-        new_tokens: int = 256,
+        new_tokens: int | None = None,
         seed: int = 0,
         index: Sequence[int] | None = None,
         stop: bool = True,
@@ -207,9 +209,10 @@ class Model:
         on_frame: Callable[[Tensor], None] | None = None,
         **how: Unpack[How],
     ) -> list[Completion]:
-        """Continue each of some prompts, texts or token ids of any lengths, by at most `new_tokens` tokens.
-        Completions are in the order of the prompts and independent of each other: each is a pure function
-        of its prompt, the seed and its number, which counts from 0 unless `index` gives it.
+        """Continue each of some prompts, texts or token ids of any lengths, by at most `new_tokens` tokens;
+        unless given, by 256, or as many as a row of training has room for behind the prompt. Completions
+        are in the order of the prompts and independent of each other: each is a pure function of its
+        prompt, the seed and its number, which counts from 0 unless `index` gives it.
 
         A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of similar lengths (of equal
         ones, if the backbone takes no padding) go through the model together, `batch_tokens` tokens at a
@@ -218,8 +221,11 @@ class Model:
         """
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise UserError(f"complete takes a list of prompts, got {_shown(prompts)}")
-        holes = _room(0, None, new_tokens, self.length)
-        rows = [[*self._ids(prompt), *holes] for prompt in prompts]
+        rows = []
+        for prompt in prompts:
+            ids = self._ids(prompt)
+            room = _room(len(ids), None, new_tokens, self.length)
+            rows.append([*ids, *(room if new_tokens is not None else room[:_NEW_TOKENS])])
         self._warn_beyond(max(map(len, rows), default=0))
         ends = (*((self.tokenizer.eos_id,) if stop else ()), *stop_ids)
         found: dict[int, Completion] = {}

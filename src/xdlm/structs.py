@@ -12,6 +12,9 @@ from torch import Tensor
 
 from xdlm.errors import UserError
 
+#: How far rounding may take a time out of [0, 1].
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Vocab:
@@ -231,7 +234,8 @@ def is_special(z: Tensor, special_ids: tuple[int, ...]) -> Tensor:
 def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
     """Times as float64 on the device of the tokens, one per batch entry (or per position).
 
-    Their values are checked on the CPU only: on a GPU the host would have to wait for them.
+    Outside [0, 1], where schedules give no probabilities, they are refused, but for rounding; this is
+    checked on the CPU only: on a GPU the host would have to wait for them.
     """
     t = torch.as_tensor(t, dtype=torch.float64, device=tokens.device)
     if t.shape != tokens.shape[: t.ndim]:
@@ -239,14 +243,10 @@ def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
             f"times of shape {list(t.shape)} for tokens of shape {list(tokens.shape)}: give a number, or "
             f"one for each of the {len(tokens) if tokens.ndim else 1} rows"
         )
-    check_times(t)
-    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
-
-
-def check_times(t: Tensor) -> None:
-    """Refuse times outside [0, 1], where schedules give no probabilities; checked on the CPU only."""
-    if t.device.type == "cpu" and not bool(((t >= 0) & (t <= 1)).all()):
+    if t.device.type == "cpu" and not bool(((t >= -_ROUNDING) & (t <= 1 + _ROUNDING)).all()):
         raise UserError(f"times must lie in [0, 1], got {t.min():.4g} to {t.max():.4g}")
+    t = t.clamp(0, 1)
+    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
 
 
 def check_tokens(tokens: Tensor, size: int, what: str) -> None:
@@ -254,7 +254,7 @@ def check_tokens(tokens: Tensor, size: int, what: str) -> None:
     if not isinstance(tokens, Tensor):
         raise UserError(f"{what} must be a tensor of tokens, got {type(tokens).__name__}")
     if tokens.dtype not in (torch.int64, torch.int32):
-        raise UserError(f"{what} must be whole numbers, got {tokens.dtype}: use .long()")
+        raise UserError(f"{what} must be int64 or int32, got {tokens.dtype}: use .long()")
     if tokens.device.type != "cpu" or not tokens.numel():
         return
     lowest, highest = (int(end) for end in tokens.aminmax())

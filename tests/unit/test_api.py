@@ -225,6 +225,10 @@ def test_rows_beyond_those_of_training_are_warned_of_once() -> None:
         model.infill("<mask:129>", steps=1)
         model.sample(1, steps=1)
         model.complete([[5] * 100], new_tokens=28, steps=1)
+        assert [len(c.tokens) for c in model.complete([[5] * 100, [5]], steps=1, stop=False)] == [
+            28,
+            127,
+        ]
         for other in (elsewhere, replace(model, step=0)):
             other.sample(1, steps=1, length=131)
 

@@ -136,6 +136,10 @@ def test_gidd_uniform_share_at_half_time() -> None:
         (lambda: Vocab(7.5), "size must be an integer"),  # type: ignore[arg-type]
         (lambda: Mixed(Vocab(10, 9)).corrupt(torch.zeros(1, 2).long(), 1.5), "times must lie in"),
         (
+            lambda: Mixed(Vocab(10, 9)).corrupt(torch.zeros(1, 2).long(), torch.nan),
+            "times must lie in",
+        ),
+        (
             lambda: Masked(Vocab(10, 9)).corrupt(torch.zeros(1, 2).long(), float("nan")),
             "times must",
         ),
@@ -174,3 +178,18 @@ def test_times_per_position() -> None:
     for i in range(2):
         alone = process.posterior(probs[:, i:][:, :1], z[:, :1], t[:, i] / 2, t[:, i])
         torch.testing.assert_close(together[:, i], alone[:, 0])
+
+
+@pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
+def test_coefficients_are_functions_that_torch_can_transform(process: NoiseProcess) -> None:
+    """Their derivatives, by differentiating them at many times at once, are those that they come with."""
+    t = torch.linspace(0.1, 0.9, 7, dtype=torch.float64)
+    slope = torch.func.vmap(torch.func.grad(lambda one: process.coefs(one).alpha))(t)
+    torch.testing.assert_close(slope, process.coefs(t).d_alpha)
+
+
+def test_rounding_takes_no_time_out_of_its_range() -> None:
+    x = torch.zeros(1, 3, dtype=torch.int64)
+    for t in (1 + 3e-16, -1e-17):
+        for process in (PROCESSES["gidd"], PROCESSES["mixed-cosine"]):
+            assert process.corrupt(x, t, uniform=torch.rand(1, 3).double()).shape == (1, 3)

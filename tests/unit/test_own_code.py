@@ -208,7 +208,7 @@ def test_tokens_that_are_none_are_refused_everywhere() -> None:
             for wrong in (-1, N):
                 with pytest.raises(UserError, match=rf"{what} holds tokens .*0\.\.{N - 1}"):
                     call(tokens.index_fill(1, torch.tensor([2]), wrong))
-            with pytest.raises(UserError, match=rf"{what} must be whole numbers, .*\.long"):
+            with pytest.raises(UserError, match=rf"{what} must be int64 or int32, .*\.long"):
                 call(tokens.float())
     for call in clean:
         with pytest.raises(UserError, match="special to the noise"):
@@ -247,7 +247,7 @@ def test_parts_of_a_process_of_another_kind_are_refused() -> None:
             kind(101)
         for t in (2.0, -0.1, math.nan):
             with pytest.raises(UserError, match="times must lie in"):
-                kind(PROCESS.vocab).coefs(t)
+                kind(PROCESS.vocab).corrupt(torch.zeros(1, 2, dtype=torch.int64), t)
     with pytest.raises(UserError, match="the mixing ratio k must be a number, got 'a'"):
         Mixed(PROCESS.vocab, k="a")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="p_uniform must be a number, got None"):

@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 
 from xdlm.api import tokenizer_of
@@ -280,7 +279,7 @@ def _show(cells: list[Speed], setting: SpeedSetting) -> None:
             f"{cell.tokens_per_s / other.tokens_per_s:.2f}" if other else "",
             _gb(cell), _gb(other) if other else "",
         )  # fmt: skip
-    screen = Console()
+    screen = console(stderr=False)
     screen.print(
         f"{describe(setting.device)}, {setting.model.kind} {' x '.join(map(str, _size(setting)))}, "
         f"{setting.n_tokens:,} tokens, batch {setting.batch} x {setting.length}, "

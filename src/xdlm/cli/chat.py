@@ -91,10 +91,10 @@ def run(arguments: list[str]) -> None:
     model = model if options.k is None else model.mixed(options.k)
     template = find_template(model.tokenizer)
     talk = Conversation(model, template, options)
-    screen = Console(highlight=False)
+    screen = console(stderr=False)
     console().print(
         f"{options.model} {'answers' if template else 'goes on with your text'}; /new, /quit",
-        style="dim", highlight=False, markup=False,
+        style="dim",
     )  # fmt: skip
     for line in _lines(screen):
         if line == "/new":
@@ -104,10 +104,10 @@ def run(arguments: list[str]) -> None:
             with _shown(screen, model) as show:
                 answer = talk.answer(line, show)
         except UserError as error:  # of this line; the next may do
-            console().print(f"xdlm: {error}", highlight=False, markup=False)
+            console().print(f"xdlm: {error}")
             continue
         screen.print(Text(answer.text.strip()), soft_wrap=not screen.is_terminal)
-        console().print(_told(answer), style="dim", highlight=False, markup=False)
+        console().print(_told(answer), style="dim")
 
 
 @dataclass

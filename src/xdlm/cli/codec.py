@@ -82,5 +82,5 @@ def run(arguments: list[str]) -> None:
     cells = (options.side // options.shape.shrink) ** 2
     console().print(
         f"{options.shape.codes} codes, {cells} to an image, {last.in_use:.0%} in use; mean squared error "
-        f"{last.error:.4f} on [-1, 1] -> {out}", markup=False, highlight=False,
+        f"{last.error:.4f} on [-1, 1] -> {out}",
     )  # fmt: skip

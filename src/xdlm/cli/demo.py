@@ -15,7 +15,7 @@ from rich.text import Text
 
 from xdlm.api import Model, TextSample, load
 from xdlm.cli.options import parse
-from xdlm.cli.progress import progress
+from xdlm.cli.progress import console, progress
 from xdlm.cli.side_by_side import compare
 from xdlm.cli.train import make_trainer
 from xdlm.config import DataConfig, OptimConfig, ProcessConfig, RunConfig, TrainConfig
@@ -68,7 +68,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm demo", description=_DESCRIPTION)
-    screen = Console(highlight=False)
+    screen = console(stderr=False)
     out = Path(options.out)
     check_writable(out)
     began = time.perf_counter()
@@ -115,10 +115,9 @@ def run(arguments: list[str]) -> None:
     screen.print("Look at:")
     screen.print(
         f"  {out / 'trajectory.html'}   every step of the two texts above, in a browser",
-        markup=False,
     )
     for picture in pictures:
-        screen.print(picture, markup=False)
+        screen.print(picture)
 
 
 def _sample(screen: Console, model: Model, options: Options) -> TextSample:

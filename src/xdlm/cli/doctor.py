@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from xdlm.cli.options import parse
+from xdlm.cli.progress import console
 from xdlm.errors import UserError
 from xdlm.files import check_writable
 
@@ -40,7 +40,7 @@ class Options:
 
 def run(arguments: list[str]) -> None:
     parse(Options, arguments, prog="xdlm doctor", description=_DESCRIPTION)
-    screen = Console(highlight=False)
+    screen = console(stderr=False)
     screen.print(f"xdlm {metadata_version('xdlm')}, Python {platform.python_version()}, "
                  f"{platform.system()} {platform.machine()}")  # fmt: skip
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
@@ -48,15 +48,15 @@ def run(arguments: list[str]) -> None:
     table = Table("package", "version", "extra", box=None, pad_edge=False)
     for package, extra in _PACKAGES.items():
         version = metadata_version(package)
-        table.add_row(package, version or "[dim]not installed[/dim]", extra)
+        table.add_row(package, version or Text("not installed", style="dim"), extra)
     screen.print(table)
     failed = False
     for name, check in _CHECKS.items():
         try:
-            outcome = f"[green]ok[/green]  {escape(check())}"
+            outcome = Text.assemble(("ok", "green"), f"  {check()}")
         except UserError as error:
-            failed, outcome = True, f"[red]failed[/red]  {escape(str(error))}"
-        screen.print(f"{name}: {outcome}")
+            failed, outcome = True, Text.assemble(("failed", "red"), f"  {error}")
+        screen.print(Text(f"{name}: ").append_text(outcome))
     if failed:
         sys.exit(1)
 

@@ -79,11 +79,10 @@ def run(arguments: list[str]) -> None:
     size = sum(f.stat().st_size for f in Path(options.out).iterdir())
     console().print(
         f"{options.out}: {model.weights} weights of step {model.step}, {size / 1e6:.1f} MB",
-        markup=False,
     )
     if options.push is not None:
         url = push_folder(Path(options.out), options.push, private=options.private)
-        console().print(f"pushed to {url}", markup=False, highlight=False)
+        console().print(f"pushed to {url}")
 
 
 def _load(options: Options) -> Model | ImageModel:

@@ -102,7 +102,6 @@ def run(arguments: list[str]) -> None:
     console().print(
         f"{options.out}: {n / 1e6:.1f} M parameters ({content.weights}), "
         f"{content.config.process.kind} noise",
-        markup=False,
     )
 
 
@@ -127,7 +126,6 @@ def _import_codec(options: Options) -> None:
     shape = codec.config
     console().print(
         f"{options.out}: {shape.codes:,} codes, each of {shape.shrink} x {shape.shrink} pixels",
-        markup=False,
     )
 
 

@@ -117,7 +117,7 @@ def run(arguments: list[str]) -> None:
     for name, model, sample in zip(options.model, models, drawn, strict=True):
         console().print(
             f"{name} ({model.weights} weights): {options.steps} steps, {sample.nfe} forward passes",
-            style="dim", highlight=False, markup=False,
+            style="dim",
         )  # fmt: skip
 
 

@@ -7,16 +7,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 #: Seconds between two lines where there is no terminal: what takes less leaves none.
 _EVERY = 30.0
+_WHAT = TextColumn("{task.description}", markup=False)
 
 
-def console() -> Console:
-    """For messages and bars: standard error, so that results on standard output stay clean."""
-    return Console(stderr=True)
+def console(*, stderr: bool = True) -> Console:
+    """For messages and bars: standard error, so that results on standard output stay clean. All is shown as
+    it is: a path like cifar10:train: holds no picture of a train, and brackets are no colours."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 @contextmanager
@@ -27,8 +36,9 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         say = _now_and_then(screen)
         yield lambda done, total: say(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
         return
-    with Progress(console=screen, transient=True) as bar:
-        task = bar.add_task(escape(what), total=None)
+    columns = (_WHAT, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
 
@@ -39,10 +49,10 @@ def telling(what: str) -> Iterator[Callable[[str], None]]:
     if not screen.is_terminal:
         yield _now_and_then(screen)
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), _WHAT, TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(escape(what), total=None)
-        yield lambda how_far: bar.update(task, description=escape(how_far))
+        task = bar.add_task(what, total=None)
+        yield lambda how_far: bar.update(task, description=how_far)
 
 
 @contextmanager
@@ -62,6 +72,6 @@ def _now_and_then(screen: Console) -> Callable[[str], None]:
         if now - told >= _EVERY:
             told = now
             line = f"{how_far}, {now - began:.0f} s"
-            screen.print(line, markup=False, highlight=False, soft_wrap=True)
+            screen.print(line, soft_wrap=True)
 
     return say

@@ -95,8 +95,8 @@ def run(arguments: list[str]) -> None:
     for table in tables.values():
         print(table.markdown())
     for remark in remarks:
-        console().print(remark, markup=False, soft_wrap=True)
-    console().print(f"-> {out / 'report.md'}", markup=False)
+        console().print(remark, soft_wrap=True)
+    console().print(f"-> {out / 'report.md'}")
 
 
 def _study(options: Options, results: str) -> None:
@@ -107,7 +107,7 @@ def _study(options: Options, results: str) -> None:
     if Path(options.out).is_dir():
         raise UserError(f"{options.out} is a folder; --results writes a page, as --out RESULTS.md")
     write_study(Path(results), Path(options.out))
-    console().print(f"-> {options.out}", markup=False)
+    console().print(f"-> {options.out}")
 
 
 def _figures(records: list[EvalRecord], options: Options, remarks: list[str]) -> dict[str, Plot]:

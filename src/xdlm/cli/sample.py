@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from rich.console import Console
-
 from xdlm.api import Model, TextSample, load
 from xdlm.blanks import BlankRule
 from xdlm.cli.options import parse
@@ -133,7 +131,7 @@ def run(arguments: list[str]) -> None:
     if options.show and result.trajectory is not None:
         from xdlm.report import trajectory_panel
 
-        Console().print(trajectory_panel(result.trajectory, model.tokenizer))
+        console(stderr=False).print(trajectory_panel(result.trajectory, model.tokenizer))
     for i, text in enumerate(result.text):
         if options.n > 1:
             print(f"--- {i} ---")
@@ -144,7 +142,7 @@ def run(arguments: list[str]) -> None:
         f"{'step' if options.steps == 1 else 'steps'}, "
         f"{result.nfe} forward passes"
         f"{ended}",
-        style="dim", highlight=False, markup=False,
+        style="dim",
     )  # fmt: skip
 
 

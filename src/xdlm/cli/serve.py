@@ -120,7 +120,7 @@ def _say_where(models: Sequence[str], host: str, port: int) -> None:
     shown = f"[{host}]" if ":" in host else host
     console().print(
         f"{', '.join(models)}: http://{shown}:{port} (Ctrl-C stops)",
-        highlight=False, markup=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
 
 

@@ -42,4 +42,4 @@ def run(arguments: list[str]) -> None:
     if tokenizer.size < options.vocab_size:
         screen.print(f"the text supports only {tokenizer.size} tokens, not {options.vocab_size}")
     write_atomic(target, tokenizer.to_json())
-    screen.print(f"{tokenizer.size} tokens -> {target}", markup=False)
+    screen.print(f"{tokenizer.size} tokens -> {target}")

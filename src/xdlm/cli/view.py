@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from xdlm.cli.options import parse, positional, shown_as
+from xdlm.cli.progress import console
 from xdlm.errors import UserError
 from xdlm.report.blocks import recording_panel
 from xdlm.report.exporting import check_target, export
@@ -56,7 +55,7 @@ def run(arguments: list[str]) -> None:
         export(recording, Path(options.to), title=f"How the {recording.kind} came about")
         print(f"-> {options.to}")
         return
-    screen = Console()
+    screen = console(stderr=False)
     if options.frames is None and screen.is_terminal and sys.stdin.isatty():
         scrub(recording, screen, sample=options.sample - 1)
         return

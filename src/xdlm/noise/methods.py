@@ -22,7 +22,7 @@ from torch import Tensor
 from xdlm.errors import UserError, check_number
 from xdlm.noise.process import NoiseProcess
 from xdlm.noise.schedules import LogLinear, Schedule
-from xdlm.structs import Coefs, TokenValues, Vocab, check_times
+from xdlm.structs import Coefs, TokenValues, Vocab
 
 
 class Stationary(NoiseProcess):
@@ -80,7 +80,6 @@ class Stationary(NoiseProcess):
 
     def coefs(self, t: Tensor | float) -> Coefs:
         t = torch.as_tensor(t, dtype=torch.float64)
-        check_times(t)
         alpha, d_alpha = self.schedule(t)
         pi = self._pi(alpha)
         return Coefs(alpha, pi.scale(1 - alpha), d_alpha, pi.scale(-d_alpha))
@@ -169,7 +168,6 @@ class Gidd(NoiseProcess):
 
     def coefs(self, t: Tensor | float) -> Coefs:
         t = torch.as_tensor(t, dtype=torch.float64)
-        check_times(t)
         half, n_ordinary = self.gamma / 2, self.vocab.size - 1
         parabola = t * (1 - t)
         c = self._scale * parabola**half

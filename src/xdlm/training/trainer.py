@@ -89,7 +89,7 @@ class Trainer:
         self.config, self.tokenizer, self.rows = config, tokenizer, rows
         self.world = world if world is not None else World()
         self._share = self.world.share(config.train.batch)
-        self.validate, self.console = validate, console or Console(stderr=True)
+        self.validate, self.console = validate, console or Console(stderr=True, emoji=False)
         self.device = pick_own_device(config.train.device)
         self.precision = pick_precision(config.train.precision, self.device)
         vocab = config.vocab(tokenizer.size)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from xdlm.api import MAX_LENGTH, MAX_SAMPLES, Model, load
-from xdlm.cli.progress import progress, waiting
+from xdlm.cli.progress import console, progress, waiting
 from xdlm.config import RunConfig
 from xdlm.data import EMBEDDED, Rows, load_rows
 from xdlm.errors import UserError, check_seed
@@ -173,14 +172,16 @@ def check_target(file: str | None) -> None:
 
 
 def show_table(table: Table, title: str, *remarks: str) -> None:
-    screen = Console()
+    screen = console(stderr=False)
     if not screen.is_terminal:
         screen.width = max(screen.width, 160)  # a file has room
-    screen.print(title, markup=False, highlight=False)
-    fits = Console(width=_ENDLESS).measure(table).maximum <= screen.width
+    screen.print(title)
+    fits = (
+        screen.measure(table, options=screen.options.update(width=_ENDLESS)).maximum <= screen.width
+    )
     screen.print(table if fits else turned(table))
     for remark in remarks:
-        screen.print(remark, markup=False, highlight=False)
+        screen.print(remark)
 
 
 def turned(table: Table) -> Table:

@@ -138,7 +138,7 @@ def judged_aloud(
     if not is_judge_of_text(records):
         console().print(
             f"{judge.name} does not rank real text above the same text shuffled: what it says of "
-            "other texts means nothing", markup=False,
+            "other texts means nothing",
         )  # fmt: skip
     return records
 

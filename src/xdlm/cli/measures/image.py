@@ -42,9 +42,9 @@ from xdlm.training.trained import find_checkpoint
 _DESCRIPTION = """Distances of generated images from those of a data set, for several numbers of sampling
 steps and scales of guidance: FID and KID, and precision and recall, all from features of the Inception
 network of 2015; and the Inception Score, where the network's file has its classes too, as that of
-pytorch-fid (.pth). Classes are drawn in turn, as many of each. Called again with the same --records, it measures only
-what they do not hold. With --images it is not a model's images that are measured but those of a data set,
-as they are or as they come back from a codec.
+pytorch-fid (.pth). Classes are drawn in turn, as many of each. Called again with the same --records, it
+measures only what they do not hold. With --images it is not a model's images that are measured but those of
+a data set, as they are or as they come back from a codec.
 
 FID depends on the number of images: compare at equal --n (the papers have 50,000). KID, precision and
 recall look at 10,000 of either side, drawn at random.
