@@ -12,7 +12,7 @@ from torch import Tensor
 from xdlm.errors import UserError
 from xdlm.models import DiT, DiTConfig, drawing_head
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
-from xdlm.ops.head import Guide
+from xdlm.ops.head import Guide, guided
 from xdlm.sampling import Guidance, SamplerConfig, sample
 from xdlm.structs import Vocab
 
@@ -61,6 +61,16 @@ def test_samples_follow_the_guided_law(process: NoiseProcess, impl: str, scale: 
         config=SamplerConfig(steps=3, impl=impl, guidance=Guidance(scale)), seed=2,
     )  # fmt: skip
     assert frequencies_match(drawn.tokens, guided_law(model, process, scale))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 2.0])
+def test_what_no_branch_allows_stays_impossible(scale: float) -> None:
+    with_it, without = (
+        torch.tensor([[0.0, -torch.inf, 1.0]]),
+        torch.tensor([[1.0, -torch.inf, 0.0]]),
+    )
+    law = guided(with_it, without, scale).softmax(-1)
+    assert law[0, 1] == 0 and law.sum() == pytest.approx(1)
 
 
 def test_both_branches_take_one_pass() -> None:

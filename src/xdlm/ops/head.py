@@ -178,5 +178,6 @@ def _joined(parts: list[tuple[Tensor, Tensor]], z: Tensor) -> tuple[Tensor, Tens
 
 def guided(with_it: Tensor, without: Tensor, scale: float) -> Tensor:
     """Towards what a label or a prompt says: `scale log p_with + (1 - scale) log p_without`, from logits
-    and up to a constant per row."""
-    return torch.lerp(without, with_it, scale)
+    and up to a constant per row. What neither of them allows stays impossible."""
+    never = (with_it == -torch.inf) & (without == -torch.inf)
+    return torch.lerp(without, with_it, scale).masked_fill_(never, -torch.inf)
