@@ -62,7 +62,7 @@ def test_paper_defaults() -> None:
         ("train: {seed: 99999999999}", "train.seed must lie in"),
         ("optim: {weight_decay: .nan}", "must be >= 0"),
         ("process: {schedule: polynomial, power: .nan}", "power >= 1"),
-        ("process: {kind: gidd, gamma: .nan}", "gamma must be positive"),
+        ("process: {kind: gidd, gamma: .nan}", r"gamma must lie in \(0, 2\]"),
         ("process: {kind: gidd, p_uniform: .nan}", "p_uniform must lie"),
         ("process: {kind: mixed, k: .nan}", "k must lie in"),
         ("process: {eps: .nan}", "eps must lie in"),

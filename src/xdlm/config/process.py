@@ -26,7 +26,7 @@ class ProcessConfig:
     p_uniform: float | None = None
     """gidd: probability of uniform noise at half time (default 0.1)."""
     gamma: float | None = None
-    """gidd: shape of the uniform bump (default 1)."""
+    """gidd: shape of the uniform bump, above 0 and up to 2 (default 1)."""
     schedule: str | None = None
     """log-linear (default), cosine or polynomial; gidd has its own."""
     eps: float | None = None

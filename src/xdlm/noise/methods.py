@@ -12,7 +12,6 @@ The uniform part of `Mixed` covers all N states, the mask included; that of `Gid
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -143,7 +142,7 @@ class Gidd(NoiseProcess):
 
     `alpha = (1-t)/C`, `b_mask = t/C`, `b_tok = c/(C (N-1))`, with `c = B (t (1-t))^(gamma/2)`,
     `C = 1 + c` and `B = 2^gamma p_uniform/(1 - p_uniform)`, so that at t = 1/2 uniform noise has
-    probability `p_uniform`.
+    probability `p_uniform`. Up to gamma = 2 noise is only ever added: b_tok/alpha never falls.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("p_uniform", "gamma")
@@ -155,8 +154,8 @@ class Gidd(NoiseProcess):
         check_number("GIDD's gamma", gamma)
         if not 0 <= p_uniform < 1:
             raise UserError(f"GIDD's p_uniform must lie in [0, 1), got {p_uniform}")
-        if not 0 < gamma < math.inf:
-            raise UserError(f"GIDD's gamma must be positive, got {gamma}")
+        if not 0 < gamma <= 2:  # beyond, uniform noise would be taken away again
+            raise UserError(f"GIDD's gamma must lie in (0, 2], got {gamma}")
         self.vocab = vocab
         self.special_ids = (_mask_of(vocab, "Gidd"),)
         self.p_uniform, self.gamma = float(p_uniform), float(gamma)

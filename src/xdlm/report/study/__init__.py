@@ -72,8 +72,9 @@ standard errors (se), and is *not separated by the noise* where it is less. One 
 two judges, holds where all do, and does not where one does not. Values are ± one standard error,
 which knows nothing of how much another training run would differ{_another(study)}.
 {_errors(study)} Scale, data
-and judges differ from the paper's, whose models have read hundreds to thousands of times as much text: compare
-orders and gaps, not values, and take what does not hold here for not seen at this size, not for refuted.
+and judges differ from the paper's, whose models have read hundreds to thousands of times as much text:
+compare orders and gaps, not values, and take what does not hold here for not seen at this size, not for
+refuted.
 
 {summary(findings)}
 """
