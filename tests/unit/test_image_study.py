@@ -106,7 +106,7 @@ def test_what_fails_does_not_keep_the_others(tmp_path: Path, monkeypatch, said) 
     }  # fmt: skip
     assert [command[0] for command in said].count("paint") == 1
 
-    monkeypatch.setitem(globals(), "FAILS", str(SCRIPT.parent / "repro/mdlm.yaml"))
+    monkeypatch.setitem(globals(), "FAILS", str(SCRIPT.parent / "pixels/mdlm.yaml"))
     with pytest.raises(SystemExit, match=r"pixels-mdlm failed"):
         run(tmp_path / "other", monkeypatch, *TRAINED, *words)
     results = tmp_path / "other/runs/cifar10/results"

@@ -155,7 +155,7 @@ def bad_cases(folder: Path) -> dict[str, str]:
     Image.fromarray(grid(images, 3)[..., 0]).save(folder / "grey.png")
     save_image(grid(images, 3), folder / "whole.webp")
     (folder / "cut.webp").write_bytes((folder / "whole.webp").read_bytes()[:3000])
-    (folder / "text.png").write_text("no image")
+    (folder / "text.png").write_text("not an image")
     (folder / "cut.bin").write_bytes(b"\1" * 3000)
     (folder / "label.bin").write_bytes(b"\12" * 3073)
     (folder / "no.parquet").write_bytes(b"PAR1")
@@ -165,7 +165,7 @@ def bad_cases(folder: Path) -> dict[str, str]:
     (folder / "odd_labels.json").write_text("[1, 2, 3, 4, -1, 0]")
     return {
         "uneven.png": "96 x 63 pixels", "grey.png": "grey-scale", "cut.webp": "damaged",
-        "text.png": "no image", "cut.bin": "truncated", "label.bin": "label 0 is 10, outside 0..9",
+        "text.png": "not an image", "cut.bin": "truncated", "label.bin": "label 0 is 10, outside 0..9",
         "no.parquet": "damaged or not parquet", "few.png": "2 labels for 6 images",
         "odd.png": "label 4 is -1", "absent.png": "no images at", "more.jpg": "no images at",
     }  # fmt: skip

@@ -236,6 +236,7 @@ def test_commands_of_the_kept_page_are_understood(tmp_path: Path, monkeypatch, c
     monkeypatch.setattr("xdlm.cli.measures.draws.open_law", refuse)  # it would draw for minutes
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.__init__", refuse)
     monkeypatch.chdir(tmp_path)
+    Path("models/SmolLM2-135M-Instruct").mkdir(parents=True)  # a law that is looked for before
     for line in lines:
         first, *words = line.split()
         if first == "xdlm":
