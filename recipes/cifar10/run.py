@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--guidance", nargs="+", default=["1", "2"], help="scales; 1 is off")
     parser.add_argument("--code-guidance", nargs="+", default=["1"], help="and of codes")
     parser.add_argument("--batch", default="500", help="images that are sampled together")
-    parser.add_argument("--limit", help="compare with only so many images of the data set")
+    parser.add_argument("--limit", help="compare with at most this many images of the data set")
     parser.add_argument("--train-steps", type=int, help="of pixel models, if not the recipes'")
     parser.add_argument("--code-train-steps", type=int, help="and of models of codes")
     parser.add_argument("--codec-steps", default="6000", help="of the codec's training")
