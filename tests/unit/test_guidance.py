@@ -63,14 +63,14 @@ def test_samples_follow_the_guided_law(process: NoiseProcess, impl: str, scale: 
     assert frequencies_match(drawn.tokens, guided_law(model, process, scale))
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.5, 2.0])
-def test_what_no_branch_allows_stays_impossible(scale: float) -> None:
-    with_it, without = (
-        torch.tensor([[0.0, -torch.inf, 1.0]]),
-        torch.tensor([[1.0, -torch.inf, 0.0]]),
-    )
-    law = guided(with_it, without, scale).softmax(-1)
-    assert law[0, 1] == 0 and law.sum() == pytest.approx(1)
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 2.0])
+def test_what_is_impossible_under_guidance(scale: float) -> None:
+    """A token that neither branch allows, one that is ruled out by the label, and one by its absence."""
+    never = -torch.inf
+    with_it, without = torch.tensor([[0.0, never, never, 1.0], [1.0, never, 0.5, never]])
+    law = guided(with_it, without, scale)
+    assert law[0] == 1 - scale and law[1] == never
+    assert law[2] == (0.5 if scale == 0 else never) and law[3] == 1
 
 
 def test_both_branches_take_one_pass() -> None:
