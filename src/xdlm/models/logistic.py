@@ -67,7 +67,7 @@ def level_stats(
     if log_c is None:
         total = torch.zeros_like(location)
     else:
-        total = _SumOverLevels.apply(location, raw_scale, log_c.to(location.dtype).exp(), levels)
+        total = _SumOverLevels.apply(location, raw_scale, _c(log_c.to(location.dtype)), levels)
     return RowStats(torch.zeros_like(logit_x).double(), logit_x.double(), logit_z.double(), total)
 
 
@@ -84,7 +84,8 @@ def level_draws(
 
 
 class _SumOverLevels(torch.autograd.Function):
-    """S for places, raw widths and c [R]. Its slopes are found on the way, while the levels are at hand."""
+    """S for places, raw widths and c [R]. Its slopes are found on the way, while the levels are at hand.
+    Second derivatives need `impl="eager"`."""
 
     @staticmethod
     def forward(ctx: Any, location: Tensor, raw_scale: Tensor, c: Tensor, levels: int) -> Tensor:
@@ -127,8 +128,7 @@ def _sum_over_levels(m: Tensor, i: Tensor, c: Tensor, edges: Tensor, *, slopes: 
     below, above = at_edges.sigmoid(), at_edges.neg().sigmoid_()
     mass = at_edges.new_empty(len(m), levels)
     mass[:, 0], mass[:, -1] = below[:, 0], above[:, -1]
-    middle = torch.mul(below[:, 1:], above[:, :-1], out=mass[:, 1:-1])
-    middle.mul_(_inside(i, levels))
+    mass[:, 1:-1] = (below[:, 1:] * above[:, :-1]).mul_(_inside(i, levels))
     mass.mul_(c[:, None])
     total = mass.log1p().sum(-1)
     if not slopes:
@@ -139,6 +139,11 @@ def _sum_over_levels(m: Tensor, i: Tensor, c: Tensor, edges: Tensor, *, slopes: 
     by_inverse = at_edges.mul_(by_edge).sum(-1)
     by_inverse += (wide / torch.expm1(wide))[:, 0] * q[:, 1:-1].sum(-1)
     return _Sum(total, (-i[:, 0] * by_edge.sum(-1), -by_inverse))
+
+
+def _c(log_c: Tensor) -> Tensor:
+    """At most 1e18, as in kernels: noise of less than 1e-18 counts for that much."""
+    return log_c.exp().clamp_max(1e18)
 
 
 def _inverse_scale(raw_scale: Tensor) -> Tensor:

@@ -122,7 +122,8 @@ def step_kl_of_stats(
     surely_redrawn = -log_ratio(at_t, stats, x, z, (u > 0) & ~may_have_stayed)
     # Beyond, the logarithm is a straight line of slope 1.
     near, beyond = r.clamp_max(_STEEP), (r - _STEEP).clamp_min(0)
-    bracket = torch.log1p(u * torch.expm1(near)) - u * near + (1 - u) * beyond + surely_redrawn
+    line = torch.where(u < 1, (1 - u) * beyond, 0.0)
+    bracket = torch.log1p(u * torch.expm1(near)) - u * near + line + surely_redrawn
     kl = torch.where(u > 0, u * marginal_kl(at_s, stats), 0.0) + bracket
     return kl.to(stats.S.dtype)
 

@@ -165,7 +165,7 @@ def _stats_kernel(
     tl.store(logit_z_ptr + row, tl.where(z < LEVELS, log_p_z, -float("inf")), mask=there)
     total = tl.zeros((ROWS, 1), tl.float32)
     if HAS_SUM:
-        c = tl.exp(tl.load(log_c_ptr + row, mask=there, other=0.0).to(tl.float32))
+        c = tl.minimum(tl.exp(tl.load(log_c_ptr + row, mask=there, other=0.0).to(tl.float32)), 1e18)
         level = tl.arange(0, BLOCK)[None]
         log_p, _, _ = _level(level, m, i, LEVELS)
         terms = tl.where(level < LEVELS, log1p(c * tl.exp(log_p)), 0.0)
@@ -192,7 +192,7 @@ def _gradient_kernel(
     by_m = tl.where(d_x == 0, 0.0, d_x * x_by_m) + tl.where(d_z == 0, 0.0, d_z * z_by_m)
     by_i = tl.where(d_x == 0, 0.0, d_x * x_by_i) + tl.where(d_z == 0, 0.0, d_z * z_by_i)
     if HAS_SUM:
-        c = tl.exp(tl.load(log_c_ptr + row, mask=there, other=0.0).to(tl.float32))
+        c = tl.minimum(tl.exp(tl.load(log_c_ptr + row, mask=there, other=0.0).to(tl.float32)), 1e18)
         level = tl.arange(0, BLOCK)[None]
         log_p, l_by_m, l_by_i = _level(level, m, i, LEVELS)
         mass = c * tl.exp(log_p)
