@@ -243,10 +243,15 @@ def batch_times(t: Tensor | float, tokens: Tensor) -> Tensor:
             f"times of shape {list(t.shape)} for tokens of shape {list(tokens.shape)}: give a number, or "
             f"one for each of the {len(tokens) if tokens.ndim else 1} rows"
         )
+    t = check_times(t)
+    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
+
+
+def check_times(t: Tensor) -> Tensor:
+    """Times without what rounding took out of [0, 1]; further out they are refused on the CPU."""
     if t.device.type == "cpu" and not bool(((t >= -_ROUNDING) & (t <= 1 + _ROUNDING)).all()):
         raise UserError(f"times must lie in [0, 1], got {t.min():.4g} to {t.max():.4g}")
-    t = t.clamp(0, 1)
-    return t.expand(tokens.shape[:1]) if t.ndim == 0 else t
+    return t.clamp(0, 1)
 
 
 def check_tokens(tokens: Tensor, size: int, what: str) -> None:

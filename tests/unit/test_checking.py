@@ -87,7 +87,8 @@ def test_what_a_process_says_of_itself_is_checked() -> None:
 
 def test_every_process_is_one_at_the_size_of_real_vocabularies() -> None:
     vocab = Vocab(SIZES[1], 4)
-    for process in (Masked(vocab), Uniform(Vocab(SIZES[1])), Mixed(vocab, k=0.1), Gidd(vocab)):
+    little = (Mixed(vocab, k=1e-9), Gidd(vocab, p_uniform=1e-12))
+    for process in (Masked(vocab), Uniform(Vocab(SIZES[1])), Mixed(vocab), Gidd(vocab), *little):
         check_process(process)
 
 

@@ -248,6 +248,8 @@ def test_parts_of_a_process_of_another_kind_are_refused() -> None:
         for t in (2.0, -0.1, math.nan):
             with pytest.raises(UserError, match="times must lie in"):
                 kind(PROCESS.vocab).corrupt(torch.zeros(1, 2, dtype=torch.int64), t)
+            with pytest.raises(UserError, match="times must lie in"):
+                kind(PROCESS.vocab).bridge(0.5, t)
     with pytest.raises(UserError, match="the mixing ratio k must be a number, got 'a'"):
         Mixed(PROCESS.vocab, k="a")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="p_uniform must be a number, got None"):

@@ -43,7 +43,7 @@ def check_process(process: NoiseProcess) -> None:
         _demand(
             t, f"noise is taken away again: b' - (alpha'/alpha) b is negative for {name}", holds
         )
-    uniform = bool((n * at.b.tok > _CLOSE).any())
+    uniform = bool((at.b.tok > 0).any())
     if uniform != process.has_uniform_noise:
         raise UserError(
             f"no noise process: has_uniform_noise is {process.has_uniform_noise}, but b is "

@@ -154,8 +154,10 @@ class Gidd(NoiseProcess):
         check_number("GIDD's gamma", gamma)
         if not 0 <= p_uniform < 1:
             raise UserError(f"GIDD's p_uniform must lie in [0, 1), got {p_uniform}")
-        if not 0 < gamma <= 2:  # beyond, uniform noise would be taken away again
-            raise UserError(f"GIDD's gamma must lie in (0, 2], got {gamma}")
+        if not 0 < gamma <= 2:
+            raise UserError(
+                f"GIDD's gamma must lie in (0, 2], got {gamma}: beyond, noise would be taken away again"
+            )
         self.vocab = vocab
         self.special_ids = (_mask_of(vocab, "Gidd"),)
         self.p_uniform, self.gamma = float(p_uniform), float(gamma)

@@ -18,6 +18,7 @@ from xdlm.structs import (
     align,
     batch_times,
     check_order,
+    check_times,
     check_tokens,
     is_special,
 )  # fmt: skip
@@ -53,7 +54,8 @@ class NoiseProcess(ABC):
 
     @abstractmethod
     def coefs(self, t: Tensor | float) -> Coefs:
-        """alpha, b and their derivatives at the times `t`, in float64."""
+        """alpha, b and their derivatives at the times `t` in [0, 1], in float64. A function that
+        `torch.func` can transform: it does not look whether times are there."""
 
     @abstractmethod
     def terminal(self, like: Tensor | float) -> Coefs:
@@ -172,8 +174,12 @@ class NoiseProcess(ABC):
 
     def bridge(self, s: Tensor | float | Coefs, t: Tensor | float | Coefs) -> Bridge:
         """`alpha_ts = alpha_t / alpha_s` and `b_ts = b_t - alpha_ts b_s` for s < t."""
-        at_s = s if isinstance(s, Coefs) else self.coefs(s)
-        at_t = t if isinstance(t, Coefs) else self.coefs(t)
+        at_s, at_t = (
+            v
+            if isinstance(v, Coefs)
+            else self.coefs(check_times(torch.as_tensor(v, dtype=torch.float64)))
+            for v in (s, t)
+        )
         alpha_ts = at_t.alpha / at_s.alpha
         # b_ts is non-negative, but where the two terms cancel, rounding may take it below zero.
         b_ts = (at_t.b - at_s.b.scale(alpha_ts)).map(lambda v: v.clamp_min(0))
