@@ -209,10 +209,10 @@ class Model:
         on_frame: Callable[[Tensor], None] | None = None,
         **how: Unpack[How],
     ) -> list[Completion]:
-        """Continue each of some prompts, texts or token ids of any lengths, by at most `new_tokens` tokens;
-        unless given, by 256, or as many as a row of training has room for behind the prompt. Completions
-        are in the order of the prompts and independent of each other: each is a pure function of its
-        prompt, the seed and its number, which counts from 0 unless `index` gives it.
+        """Continue each of some prompts, texts or token ids of any lengths, by at most `new_tokens` tokens:
+        by default 256, or fewer if a row of training has room for fewer (but for some) behind the prompt.
+        Completions are in the order of the prompts and independent of each other: each is a pure function
+        of its prompt, the seed and its number, which counts from 0 unless `index` gives it.
 
         A text ends at the end-of-text token, or at one of `stop_ids`. Prompts of similar lengths (of equal
         ones, if the backbone takes no padding) go through the model together, `batch_tokens` tokens at a
@@ -222,10 +222,11 @@ class Model:
         if isinstance(prompts, str) or not isinstance(prompts, Iterable):
             raise UserError(f"complete takes a list of prompts, got {_shown(prompts)}")
         rows = []
-        for prompt in prompts:
-            ids = self._ids(prompt)
-            room = _room(len(ids), None, new_tokens, self.length)
-            rows.append([*ids, *(room if new_tokens is not None else room[:_NEW_TOKENS])])
+        for ids in map(self._ids, prompts):
+            fitting = self.length - len(ids)
+            usual = min(_NEW_TOKENS, fitting) if fitting > 0 else _NEW_TOKENS
+            most = usual if new_tokens is None else new_tokens
+            rows.append([*ids, *_room(len(ids), None, most, self.length)])
         self._warn_beyond(max(map(len, rows), default=0))
         ends = (*((self.tokenizer.eos_id,) if stop else ()), *stop_ids)
         found: dict[int, Completion] = {}

@@ -148,7 +148,7 @@ class Conversation:
         else:
             prompt, messages = self._rendered(messages, self.template)
         (written,) = self.model.complete(
-            [prompt], new_tokens=self.options.new_tokens, seed=self.options.seed + self.turns,
+            [prompt], new_tokens=self.options.new_tokens, seed=(self.options.seed + self.turns) % 2**63,
             stop_ids=ends_of_turn(self.model.tokenizer),
             on_frame=lambda z: show(z, len(prompt)), **self.options.how(),
         )  # fmt: skip

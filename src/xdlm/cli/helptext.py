@@ -26,10 +26,15 @@ def tidy(cls: type) -> None:
     _TIDY.add(cls)
     hints = get_type_hints(cls, include_extras=True)
     said = {each.arg_name: each.description for each in parse_from_object(cls).params}
+    given = {field.name for field in dataclasses.fields(cls) if field.default is not None}
     own = vars(cls).get("__annotations__", {})
     for name in own.keys() & said.keys():
         text = " ".join((said[name] or "").split())
-        shown = tyro.conf.arg(help=text, metavar=_metavar(hints[name]), help_behavior_hint=_default)
+        shown = tyro.conf.arg(
+            help=text,
+            metavar=None if name in given else _metavar(hints[name]),
+            help_behavior_hint=_default,
+        )
         own[name] = Annotated[hints[name], shown]
     for part in (*cls.__mro__, *hints.values()):
         for inner in _dataclasses_in(part):
@@ -47,7 +52,7 @@ class Help(io.StringIO):
 
 def wrapped(shown: str) -> str:
     """A description comes as one line for each paragraph; examples and options are as they should be."""
-    width = max(40, shutil.get_terminal_size().columns)
+    width = max(20, shutil.get_terminal_size().columns)
     return "\n".join(
         textwrap.fill(line, width, break_on_hyphens=False)
         if line[:1] not in (" ", "│", "╭", "╰") and "\x1b" not in line

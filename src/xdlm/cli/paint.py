@@ -31,7 +31,7 @@ from xdlm.tokens import ImageTokenizer
 _DESCRIPTION = """Generate images with one or several models, as a picture of them all.
 
 Models that are asked together get the same seed and labels. --strip shows how each one's first image came
-about, with a row below it of what pixels did: unmasked (green), refined (blue), remasked (red).
+about, with a row below it that marks what pixels did: unmasked (green), refined (blue), remasked (red).
 
 examples:
   xdlm paint --model runs/cpu-pixels --n 20 --out images.png

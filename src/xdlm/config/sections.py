@@ -19,7 +19,7 @@ class DataConfig:
     files or of shards that `xdlm prepare` made. Images: cifar10:train, a file of them, a folder with a
     folder for each class or without classes, or one of codes that `xdlm prepare imagenet` made."""
     val: str | None = "corpus:heldout"
-    """Validation text, in the same forms; none to skip validation."""
+    """Validation text, in the same forms; None to skip validation."""
     tokenizer: str = "pocket"
     """A tokenizer.json, a folder that holds one, the name of a bundled model, gpt2 or bert-base-uncased
     (from the folder of local data, or the hub). Or, where the data is images: pixels, and a

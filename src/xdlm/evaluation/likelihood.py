@@ -74,7 +74,7 @@ class Likelihood:
     draws: int
     seed: int
     row_nats: tuple[float, ...] = ()
-    """Of each row, in an order that is the same for all models; without the tail, whose length is another.
+    """Of each row, in an order that is the same for all models; without the tail, which has another length.
     Differences of two models row by row tell far more surely which is better than their two errors."""
 
 

@@ -48,7 +48,7 @@ class Reference(NamedTuple):
     digest: str
     features: FeatureSet
     limit: int | None = None
-    """Of how many of its images, where it has more."""
+    """At most how many of its images, where that was said."""
 
 
 def plan_painting(
