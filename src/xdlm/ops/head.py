@@ -178,7 +178,7 @@ def _joined(parts: list[tuple[Tensor, Tensor]], z: Tensor) -> tuple[Tensor, Tens
 
 def guided(with_it: Tensor, without: Tensor, scale: float) -> Tensor:
     """Towards what a label or a prompt says: `scale log p_with + (1 - scale) log p_without`, from logits
-    and up to a constant per row. A token that is impossible without it keeps its logit with it, and one that
-    is impossible with it stays so at any scale but 0."""
+    and up to a constant per row. A token that is impossible without it keeps its logit with it, and one
+    that is impossible with it stays so at any scale but 0."""
     law = torch.where(without == -torch.inf, with_it, torch.lerp(without, with_it, scale))
     return torch.where(with_it == -torch.inf, -torch.inf if scale else without, law)
