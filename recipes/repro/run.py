@@ -19,7 +19,8 @@ their texts are drawn with it. Text is read as before, so that a report can comp
 under --last-only are of the last checkpoint of a run that came to its end, and all that is measured is how
 good they are: many more of them can be had in the same time, and on a large GPU more so with
 --batch-tokens 262144. A second call with --minutes 0 and --impl gumbel adds texts that the same models
-write by float32 noise, as published implementations draw; a report looks for both in results/repro/gumbel.
+write by float32 noise, as published implementations draw, and one with --impl starved texts of the same law
+in a fraction of the time; a report looks for all of them in results/repro/gumbel.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def main() -> None:
                         help="measure the last checkpoint alone: no dynamics, no foreign sampler, no kept "
                         "texts, no transitions")  # fmt: skip
     parser.add_argument("--impl", default=THINNED, choices=list(STEPS),
-                        help="how tokens are drawn: thinned (exact), or gumbel, as published "
-                        "implementations do")  # fmt: skip
+                        help="how tokens are drawn: thinned (exact), gumbel, as published "
+                        "implementations do, or starved, by the law of that")  # fmt: skip
     parser.add_argument("--batch-tokens", default=str(BATCH_TOKENS),
                         help="tokens that are sampled together")  # fmt: skip
     options = parser.parse_args()

@@ -87,6 +87,26 @@ def test_coarse_noise_starves_rare_tokens_of_masks_most(monkeypatch) -> None:
     assert lost[Masked, 128] > 0.4 and lost[Masked, 128] > lost[Mixed, 128] + 0.1
 
 
+@pytest.mark.parametrize("process", [Masked(Vocab(301, 300)), Mixed(Vocab(301, 300), k=0.5)])
+def test_draws_that_are_taken_back_have_the_law_of_coarse_noise(monkeypatch, process) -> None:
+    """In nats against what is calculated, and in the frequency of each tenth of the tokens against coarse
+    noise itself."""
+    least, steps, law = 2.0**-13, 64, zipf(300, 128)
+    monkeypatch.setattr("xdlm.sampling.dense.exponential_noise", noise_of(13))
+    monkeypatch.setattr("xdlm.sampling.starved.LEAST", least)
+    texts = {impl: drawn(law, process, steps, impl, n=32) for impl in ("gumbel", "starved")}
+    found = law.faithfulness(texts["starved"]).perplexity
+    lost = math.log(law.faithfulness(texts["starved"]).expected.value / found.value)
+    calculated = starved_nats(classes_of(law, 1000), process, steps, least=least)
+    assert lost > 0.1
+    assert abs(math.log(found.value) - calculated) < 4 * found.stderr / found.value
+    seen = torch.stack(
+        [torch.bincount(each.flatten() // 30, minlength=10) for each in texts.values()]
+    )
+    error = (seen.double().sum(0)).sqrt()
+    assert ((seen[0] - seen[1]).abs() < 4.5 * error).all()
+
+
 def winners(weight: torch.Tensor, bits: int) -> torch.Tensor:
     """How likely each of weights [..., N] is to have the largest weight / E, for E on the grid of so many
     bits: the sum over its own E of the chance that all others are behind."""
@@ -122,9 +142,11 @@ def test_what_is_calculated_is_the_law_of_coarse_draws(process: NoiseProcess, st
     nats = float((state[:20] * -p[:20].log()).sum())
     own = float((p[:20] * -p[:20].log()).sum())
     assert abs(nats - own) > 0.03  # there is something to be found
-    calculated = starved_nats(classes_of(law, 1000), process, steps, bits=bits)
+    calculated = starved_nats(classes_of(law, 1000), process, steps, least=2.0**-bits)
     assert abs(calculated - nats) < 0.15 * abs(nats - own)
-    assert starved_nats(classes_of(law), process, steps, bits=40) == pytest.approx(own, abs=1e-6)
+    assert starved_nats(classes_of(law), process, steps, least=2.0**-40) == pytest.approx(
+        own, abs=1e-6
+    )
 
 
 def test_positions_of_one_law_are_followed_once() -> None:

@@ -130,7 +130,14 @@ def test_real_text_is_as_long_as_generated_text(
 @pytest.mark.parametrize("weights", ["ema", "raw"])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_p": 0.1}, {"impl": "gumbel"}],
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.3},
+        {"top_p": 0.1},
+        {"impl": "gumbel"},
+        {"impl": "starved"},
+    ],
 )
 def test_texts_are_those_of_the_weights_and_settings(
     run: str, tmp_path: Path, weights: str, settings: dict[str, Any]

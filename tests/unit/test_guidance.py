@@ -52,7 +52,7 @@ def guided_law(model: Labelled, process: NoiseProcess, scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel", "starved"])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 2.0])
 def test_samples_follow_the_guided_law(process: NoiseProcess, impl: str, scale: float) -> None:
     model = oracle()

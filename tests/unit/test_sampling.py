@@ -96,7 +96,7 @@ def test_whole_run_follows_the_law_in_every_way_to_draw(process: NoiseProcess) -
     logits = random_prediction(process, seed=9).float()
     oracle = Oracle(lambda z, t: logits.expand(*z.shape, N), N)
     results = {}
-    for impl in ("thinned", "dense", "gumbel"):
+    for impl in ("thinned", "dense", "gumbel", "starved"):
         config = SamplerConfig(steps=3, impl=impl)
         results[impl] = sample(
             oracle, process, batch=40, length=500, config=config, seed=5, record=True
@@ -152,7 +152,7 @@ def test_oracle_samples_a_known_language(kind: str) -> None:
 
 
 @every_process
-@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel", "starved"])
 def test_frozen_positions_never_change(process: NoiseProcess, impl: str) -> None:
     generator = torch.Generator().manual_seed(3)
     given = torch.tensor(ordinary_tokens(process))[
@@ -176,7 +176,7 @@ def test_published_noise_has_a_smallest_value() -> None:
     assert noise.min() >= 2.0**-24 and noise.double().mean() == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel", "starved"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_no_sequences_and_models_of_float64(impl: str, batch: int) -> None:
     model = DiT(PRESETS["nano"], N).double()
@@ -388,7 +388,7 @@ def test_wrong_shapes_are_named() -> None:
             sample(oracle, process, batch=2, length=5, **wrong)
 
 
-@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel", "starved"])
 def test_sampler_obeys_its_filter(impl: str) -> None:
     process = Masked(Vocab(N, 4))
     logits = torch.arange(N).float()

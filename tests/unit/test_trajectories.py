@@ -123,7 +123,7 @@ def test_events_are_the_changes(recording: Recording) -> None:
         assert sum(event.probability is not None for event in listed) > len(listed) / 3
 
 
-@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel", "starved"])
 def test_probabilities_are_the_models(impl: str) -> None:
     """Each step's model is asked again, about all tokens at once, before temperature and nucleus."""
     from xdlm.sampling import Filter

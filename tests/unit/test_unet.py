@@ -312,7 +312,7 @@ def test_it_learns_a_colour() -> None:
     assert sum(losses[-10:]) / 10 < 0.7 * sum(losses[:5]) / 5
 
 
-@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel"])
+@pytest.mark.parametrize("impl", ["thinned", "dense", "gumbel", "starved"])
 def test_sampling_gives_levels(impl: str) -> None:
     drawn = sample(
         small().eval(), PROCESSES[2], batch=2, length=192, label=torch.tensor([0, 2]),

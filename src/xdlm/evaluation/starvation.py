@@ -1,14 +1,8 @@
 """What float32 noise makes of a law, calculated.
 
-`sampling.dense.step_by_gumbel_noise` draws as published implementations do: the token e of the largest
-`w_e / E_e`, with `E = -log u` from uniform numbers u of 24 bits. So E lies on a grid d, 2d, 3d, ... with
-d = 2^-24. Where one weight is far above all others, as that of staying is in many steps, a token of the
-share R of all weight wins with the probability
-
-    sum_j d exp(-j d / R)  =  d / (exp(d / R) - 1)        and not        R = integral of exp(-E / R) dE,
-
-which is next to nothing for R below d. A position of known law p is then a chain of known probabilities:
-from z a step leads to each other e with that of
+Where one weight is far above all others, a token of the share R of all weight is drawn with the
+probability d / (exp(d / R) - 1), d = 2^-24 (`sampling.starved` says why). A position of known law p is then
+a chain of known probabilities: from z a step leads to each other e with that of
 
     R  =  f_s(p, e) / (1 + f_s(p, z) alpha_ts / b_ts(z)),
 
@@ -30,10 +24,9 @@ from xdlm.evaluation.known_law import IndependentLaw
 from xdlm.noise import NoiseProcess
 from xdlm.noise.process import Bridge
 from xdlm.sampling.reverse import Leg, time_grid
+from xdlm.sampling.starved import LEAST, wins
 from xdlm.structs import TokenValues
 
-#: Of float32 numbers between 0 and 1.
-BITS = 24
 #: Classes of ranks, about as many for each factor between them, and positions that are followed at a time.
 _CLASSES, _AT_ONCE = 96, 16
 
@@ -77,14 +70,14 @@ def starved_nats(
     process: NoiseProcess,
     steps: int,
     *,
-    bits: int = BITS,
+    least: float = LEAST,
     on_step: Callable[[int, int], None] | None = None,
 ) -> float:
-    """Nats per token, under the law, of texts that are drawn by noise of so many bits."""
+    """Nats per token, under the law, of texts that are drawn by noise whose smallest value is `least`."""
     parts = list(zip(classes.p.split(_AT_ONCE), classes.nats.split(_AT_ONCE), strict=True))
     found, legs = [], list(time_grid(process, steps, torch.zeros(1)))
     for done, (p, nats) in enumerate(parts):
-        chain = _Chain(process, p, classes.size, 2.0**-bits)
+        chain = _Chain(process, p, classes.size, least)
         for i, leg in enumerate(legs):
             chain.step(leg)
             if on_step is not None:
@@ -134,8 +127,7 @@ class _Chain:
         return per_win[:, None] * shown, per_win * hidden
 
     def _wins(self, share: Tensor) -> Tensor:
-        """d / (exp(d / R) - 1), 0 for R = 0."""
-        return self._least / torch.expm1(self._least / share.clamp_min(1e-300))
+        return wins(share, self._least)
 
 
 def _of_mask(values: TokenValues) -> Tensor:

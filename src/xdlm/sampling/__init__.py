@@ -1,6 +1,6 @@
 """Samplers, filters, templates and the record of what a run did."""
 
-from xdlm.sampling.ancestral import GUMBEL, THINNED, SamplerConfig, sample
+from xdlm.sampling.ancestral import GUMBEL, STARVED, THINNED, SamplerConfig, sample
 from xdlm.sampling.confidence import ConfidenceConfig, decode
 from xdlm.sampling.filters import Filter
 from xdlm.sampling.guidance import Guidance
@@ -14,6 +14,7 @@ from xdlm.sampling.writing import How, configure, write
 
 __all__ = [
     "GUMBEL",
+    "STARVED",
     "THINNED",
     "Block",
     "Change",

@@ -28,12 +28,13 @@ from xdlm.sampling.looking import Look
 from xdlm.sampling.result import Sample, check_padding, find_ends, row_lengths
 from xdlm.sampling.reverse import Leg, Run, Stepped, time_grid
 from xdlm.sampling.seen import SeenRows, bar
+from xdlm.sampling.starved import step_starved
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.watching import Watch
 
 Last = Literal["sample", "argmax"]
 #: How tokens are drawn, unless told otherwise, and as published implementations draw them.
-THINNED, GUMBEL = "thinned", "gumbel"
+THINNED, GUMBEL, STARVED = "thinned", "gumbel", "starved"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class SamplerConfig:
     """How the final denoise picks tokens."""
     impl: str = THINNED
     """"thinned" runs the model where it is needed; "dense" is its slow twin; "gumbel" draws as published
-    implementations do, by float32 Gumbel noise, which starves rare tokens the more steps there are."""
+    implementations do, by float32 Gumbel noise, which starves rare tokens the more steps there are;
+    "starved" has the law of that noise at about the cost of exact draws."""
 
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)
@@ -285,4 +287,5 @@ STEPS: dict[str, Callable[[Run, Leg, Tensor, StepUniforms, Filter | None], Stepp
     THINNED: _thinned_step,
     "dense": step_densely,
     GUMBEL: step_by_gumbel_noise,
+    STARVED: step_starved,
 }

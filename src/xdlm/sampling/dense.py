@@ -25,7 +25,7 @@ def step_densely(
 ) -> Stepped:
     """Every row through the head, the whole posterior in float64, one draw from it. Which of its tokens
     came from the noise it does not know: it says what the model thinks of every one."""
-    logits = _logits(run, leg, run.denoiser.head, _states(run, leg, z))
+    logits = _logits(run, leg, run.denoiser.head, hidden_states(run, leg, z))
     reshaped = logits if reshape is None else reshape(logits)
     posterior = run.process.posterior_between(reshaped.double().softmax(-1), z, leg.at_s, leg.at_t)
     drawn = categorical(posterior.log().flatten(0, 1), uniforms.token.flatten()).view(z.shape)
@@ -51,7 +51,7 @@ def step_by_gumbel_noise(
     2024, arXiv 2409.02908). For comparisons with such figures; `step_densely` draws what the model says.
     Numbers are drawn for a batch as a whole: another batch gives other sequences.
     """
-    process, states = run.process, [s.flatten(0, 1) for s in _states(run, leg, z)]
+    process, states = run.process, [s.flatten(0, 1) for s in hidden_states(run, leg, z)]
     bridge = process.bridge(leg.at_s, leg.at_t)
     redrawn = bridge.b.at(z).flatten()
     moves = redrawn > 0  # else it can only have come from itself
@@ -91,12 +91,14 @@ def exponential_noise(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rsub(noise.add_(1e-10).log_(), 1e-10)
 
 
-def _states(run: Run, leg: Leg, z: Tensor) -> list[Tensor]:
-    """Hidden states, and under guidance those without labels."""
+def hidden_states(run: Run, leg: Leg, z: Tensor, of: Tensor | slice = slice(None)) -> list[Tensor]:
+    """Hidden states of the sequences `of`, and under guidance those without labels."""
+    z = z[of]
+    label, padding = (None if each is None else each[of] for each in (run.label, run.padding))
     t = torch.full(z.shape[:1], leg.t, device=z.device)
-    labels = [run.label] if run.guidance.at(leg.t) == 1 else [run.label, None]
+    labels = [label] if run.guidance.at(leg.t) == 1 else [label, None]
     # A recorded trunk gives the same memory at every call.
-    return [run_trunk(run.denoiser, z, t, label, run.padding).clone() for label in labels]
+    return [run_trunk(run.denoiser, z, t, each, padding).clone() for each in labels]
 
 
 def _logits(run: Run, leg: Leg, head: Callable[[Tensor], Tensor], states: list[Tensor]) -> Tensor:

@@ -40,6 +40,7 @@ from xdlm.report.study.beside import (
 )
 from xdlm.report.study.paper import METHODS
 from xdlm.report.study.verdict import Estimate, estimate, mean_of
+from xdlm.sampling import STARVED
 
 K = TypeVar("K", bound=Hashable)
 #: Method -> place in a table -> what was found.
@@ -50,6 +51,8 @@ _TRANSITIONS = "transitions"
 FIGURES = "figures"
 #: What texts of two trainings have in common.
 _DRAWN = ("sampler", "temperature", "top_p")
+#: Samplers that draw by float32 noise, or by its law.
+NOISY = (GUMBEL, STARVED)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class Study:
 
     @cached_property
     def _groups(self) -> dict[str, list[EvalRecord]]:
-        others = [self.again, *(() if self.drawn is None else self.drawn)]
+        others = [self.again, *([] if self.drawn is None else self.drawn.ways)]
         apart = [record for other in others if other is not None for record in other.records]
         return grouped([*self.records, *apart, *self.law])
 
@@ -162,10 +165,15 @@ class Study:
 
 
 class Drawn(NamedTuple):
-    """Models whose texts were drawn exactly, and by float32 Gumbel noise."""
+    """Models whose texts were drawn exactly, and as float32 Gumbel noise draws: by sampler, that noise
+    itself or its law."""
 
     exact: Study
-    gumbel: Study
+    noisy: dict[str, Study]
+
+    @property
+    def ways(self) -> list[Study]:
+        return [self.exact, *self.noisy.values()]
 
 
 def grid(records: Iterable[EvalRecord], place: Callable[[EvalRecord], K]) -> Grid[K]:
@@ -181,38 +189,42 @@ def read_study(folder: Path) -> Study:
     if (folder / AGAIN).is_dir():
         study = with_again(study, _read_one(folder / AGAIN))
     if (folder / GUMBEL).is_dir():
-        exact, gumbel = drawn_twice(_read_all(folder / GUMBEL))
+        exact, noisy = drawn_twice(_read_all(folder / GUMBEL))
         exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
-        study = with_drawn(study, Drawn(exact, gumbel))
+        study = with_drawn(study, Drawn(exact, noisy))
     if (folder / LAW).is_dir():
         study = replace(study, law=_read_all(folder / LAW))
     return study
 
 
 def drawn_twice(records: Sequence[EvalRecord]) -> Drawn:
-    """Records of either way to draw apart; what is of neither belongs to both. Refuses other models than
-    the same, or texts that have no counterpart."""
-    gumbel = [r for r in records if r.sampler == GUMBEL]
-    exact = [r for r in records if r.sampler != GUMBEL]
+    """Records of each way to draw apart; what is of none belongs to all. Refuses other models than the
+    same, or texts that have no counterpart."""
+    noisy = {way: [r for r in records if r.sampler == way] for way in NOISY}
+    exact = [r for r in records if r.sampler not in NOISY]
     alone = [r for r in exact if r.sampler is None]
-    if not gumbel or len(alone) == len(exact):
+    if not any(noisy.values()) or len(alone) == len(exact):
         raise UserError(f"records of '{GUMBEL}' must hold texts of both that and another sampler")
-    drawn = Drawn(collect(exact), collect([*alone, *gumbel]))
-    judged = [one.of("gen_ppl") for one in drawn]
-    for method in drawn.gumbel.methods:
-        both = [r for own in judged for r in own if method_of(r) == method]
+    drawn = Drawn(
+        collect(exact), {way: collect([*alone, *own]) for way, own in noisy.items() if own}
+    )
+    judged = [one.of("gen_ppl") for one in drawn.ways]
+    every = [r for own in judged for r in own]
+    for method in {method_of(r) for own in judged[1:] for r in own}:
+        both = [r for r in every if method_of(r) == method]
         check_alike(
             both, (*ALWAYS, "model", "step", "temperature", "top_p"), f"{method} drawn twice"
         )
-    for judge in drawn.gumbel.judges:
-        check_alike([r for own in judged for r in own if r.judge == judge], ("judge_sha256",),
+    for judge in {r.judge for own in judged[1:] for r in own}:
+        check_alike([r for r in every if r.judge == judge], ("judge_sha256",),
                     f"drawn twice, judge {judge}")  # fmt: skip
-    there, wanted = ({(method_of(r), r.judge, r.steps) for r in own} for own in judged)
-    if alone_there := sorted(wanted - there, key=str):
-        method, who, number = alone_there[0]
-        raise UserError(
-            f"{GUMBEL} has texts of {method} in {number} steps under {who}, and no exact ones"
-        )
+    there, *wanted = ({(method_of(r), r.judge, r.steps) for r in own} for own in judged)
+    for way, places in zip(drawn.noisy, wanted, strict=True):
+        if alone_there := sorted(places - there, key=str):
+            method, who, number = alone_there[0]
+            raise UserError(
+                f"{way} has texts of {method} in {number} steps under {who}, and no exact ones"
+            )
     return drawn
 
 

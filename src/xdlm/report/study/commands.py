@@ -42,9 +42,9 @@ def repeat_again(again: Study) -> str:
     return f"{_script(again, 60)} --seed {seed} --last-only --runs {' '.join(ends)}{written}"
 
 
-def draw_again(gumbel: Study) -> str:
-    """The same, with texts as published implementations draw them."""
-    return f"{repeat_again(gumbel)} --impl {GUMBEL}"
+def draw_again(drawn: Study, sampler: str) -> str:
+    """The same, with texts that are drawn otherwise."""
+    return f"{repeat_again(drawn)} --impl {sampler}"
 
 
 def _script(study: Study, minutes: int) -> str:

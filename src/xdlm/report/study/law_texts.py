@@ -14,12 +14,13 @@ from xdlm.report.study.collection import Grid, grid
 from xdlm.report.study.verdict import Estimate
 from xdlm.report.study.writing import all_steps
 from xdlm.report.tables import markdown_table
+from xdlm.sampling import STARVED
 
 #: What records of one law have in common, and what those of texts have too.
 _ALIKE, _DRAWN = (*ALWAYS, "temperature", "top_p"), ("n",)
 #: How texts were drawn, or that nothing was.
 EXACT, NOISY, RECKONED = "exact draws", "float32 noise", "float32 noise, calculated"
-_WAYS = {GUMBEL: NOISY, CALCULATED: RECKONED}
+_WAYS = {GUMBEL: NOISY, STARVED: "the law of float32 noise", CALCULATED: RECKONED}
 
 #: Records by the names of their laws.
 Laws = dict[str, list[EvalRecord]]
