@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xdlm.models.contract import KeyValueExchange
+from xdlm.ops.attention import attention
 from xdlm.ops.device import has_triton
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Block(nn.Module):
         q, k, v = self._queries_keys_values(normed, angles, how)
         if exchange is not None:
             k, v = exchange(k, v)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        attended = attention(q, k, v, causal=self.causal)
         return h, attended.transpose(1, 2).flatten(2), normed if how.in_place else None
 
     def think(

@@ -24,6 +24,7 @@ from xdlm.models.contract import (
     refuse_labels,
 )
 from xdlm.models.layers import Angles, rotate
+from xdlm.ops.attention import attention
 from xdlm.structs import Vocab
 
 
@@ -197,4 +198,4 @@ class Block(nn.Module):
         q, k = rotate(q, angles), rotate(k, angles)
         if exchange is not None:
             k, v = exchange(k, v)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        return attention(q, k, v, mask=seen).transpose(1, 2).flatten(2)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, Exchange, refuse_labels
 from xdlm.models.exchanging import exchanging, first_place, rehearse, use_exchanges
+from xdlm.ops.attention import right_gradients
 from xdlm.structs import Vocab
 
 #: What tokenizers call a mask.
@@ -139,7 +140,9 @@ class Pretrained(Denoiser):
         seen = None if padding is None else (~padding).long()
         # Models that number tokens rather than places would miscount where noise is a padding token.
         places = {"position_ids": self._places(z, 0)} if self._first else {}
-        return self._shifted(self.lm(input_ids=z, attention_mask=seen, **places).logits)
+        with right_gradients(z.shape[1], wanted=torch.is_grad_enabled()):
+            found = self.lm(input_ids=z, attention_mask=seen, **places)
+        return self._shifted(found.logits)
 
     def trunk_at(self, z: Tensor, t: Tensor, start: int, exchange: Exchange) -> Tensor:
         if not self._exchanges:

@@ -22,6 +22,7 @@ from xdlm.errors import UserError
 from xdlm.models.contract import BackboneConfig, Denoiser, refuse_labels
 from xdlm.models.layers import TimeEmbedding, kernels_can_run
 from xdlm.models.logistic import LOG_SCALES, SHIFT, level_draws, level_log_probs, level_stats
+from xdlm.ops.attention import attention
 from xdlm.ops.head import Guide
 from xdlm.structs import RowStats
 
@@ -293,7 +294,7 @@ class Attention(nn.Module):
     def forward(self, h: Tensor, kernels: bool) -> Tensor:
         seen = by_pixel(normed(self.norm, h, kernels, swish=False), self.qkv)
         query, key, value = seen.flatten(2).mT[:, None].chunk(3, dim=-1)
-        attended = F.scaled_dot_product_attention(query, key, value)
+        attended = attention(query, key, value)
         return h + by_pixel(attended[:, 0].mT.reshape_as(h), self.out)
 
 
