@@ -142,7 +142,8 @@ class TextStudy(LaneStudy):
             return
         whole = [*self._writing(options.steps), *at_last]
         if options.last_only:
-            self.xdlm(f"{run}.last", *dynamics, *whole)
+            way = "" if options.impl == THINNED else f".{options.impl}"
+            self.xdlm(f"{run}.last{way}", *dynamics, *whole)
             return
         self.xdlm(f"{run}.last", *dynamics, *whole, "--transitions")
         self.xdlm(f"{run}.measure", *dynamics, *self._writing(options.early_steps))

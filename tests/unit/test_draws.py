@@ -17,11 +17,15 @@ from xdlm.data import read_documents
 from xdlm.evaluation.known_law import IndependentDenoiser, IndependentLaw, draw_texts, zipf
 from xdlm.evaluation.records import EvalRecord, append_records, read_records
 from xdlm.evaluation.starvation import classes_of, starved_nats
+from xdlm.models import drawing_head
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.report.study import read_study
 from xdlm.report.study.collection import collect
 from xdlm.report.study.commands import draw_known_again
-from xdlm.sampling import SamplerConfig, time_grid
+from xdlm.sampling import Guidance, SamplerConfig, time_grid
+from xdlm.sampling.reverse import Run
+from xdlm.sampling.starved import step_starved
+from xdlm.sampling.step import StepUniforms
 
 CPU = torch.device("cpu")
 
@@ -105,6 +109,43 @@ def test_draws_that_are_taken_back_have_the_law_of_coarse_noise(monkeypatch, pro
     )
     error = (seen.double().sum(0)).sqrt()
     assert ((seen[0] - seen[1]).abs() < 4.5 * error).all()
+
+
+@pytest.mark.parametrize(
+    "process",
+    [Masked(Vocab(21, 20)), Mixed(Vocab(21, 20), k=0.5), Uniform(Vocab(20)), Gidd(Vocab(21, 20))],
+    ids=["masked", "mixed", "uniform", "gidd"],
+)  # fmt: skip
+def test_one_step_that_takes_draws_back_moves_as_coarse_noise_does(
+    process: NoiseProcess, monkeypatch
+) -> None:
+    """Every state's own chances in one step of 48, against the largest weight / E by noise of 10 bits."""
+    bits, batch, length, size = 10, 400, 500, process.vocab.size
+    monkeypatch.setattr("xdlm.sampling.starved.LEAST", 2.0**-bits)
+    law = zipf(20, length)
+    model = IndependentDenoiser(law, size)
+    head = drawing_head(model, process.special_ids)
+    run = Run(model, process, head, None, length, None, Guidance(), None, record=False)
+    leg = list(time_grid(process, 48, torch.zeros(batch)))[24]
+    bridge, p = process.bridge(leg.at_s, leg.at_t), torch.zeros(size, dtype=torch.float64)
+    p[:20] = law.weight[:, 0].double().softmax(0)
+    at_s, redrawn = leg.at_s.b.dense(size)[0], bridge.b.dense(size)[0]
+    after = leg.at_s.alpha[0] * p + at_s
+    generator = torch.Generator().manual_seed(0)
+    starved = 0
+    for state in [z for z in (0, 7, 19, 20) if z < size and redrawn[z] > 0]:
+        weight = after * redrawn[state]
+        weight[state] += after[state] * bridge.alpha[0]
+        exact, wanted = weight / weight.sum(), winners(weight[None], bits)[0]
+        assert exact[state] > 0.5
+        z = torch.full((batch, length), state)
+        uniforms = torch.rand(4, batch, length, generator=generator, dtype=torch.float64)
+        moved = step_starved(run, leg, z, StepUniforms(*uniforms), None).z.flatten()
+        found = torch.bincount(moved, minlength=size) / len(moved)
+        error = ((wanted * (1 - wanted) + 1 / len(moved)) / len(moved)).sqrt()
+        assert ((found - wanted).abs() < 4.5 * error).all()
+        starved += int(((exact - wanted) > 9 * error).sum())
+    assert starved > 3  # tokens whose exact chance this is not
 
 
 def winners(weight: torch.Tensor, bits: int) -> torch.Tensor:

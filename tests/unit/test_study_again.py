@@ -31,8 +31,10 @@ from xdlm.report.study.commands import repeat_again
 from xdlm.report.study.pooling import is_same_judge, judges_again, many_together, repeatedly
 from xdlm.report.study.verdict import Estimate, Outcome, pooled
 
-MANY = "256, 512 and 1,024 sampling steps together: MDLM writes better than XDLM k=0.1"
-MOST = "1,024 sampling steps: MDLM writes better than XDLM k=0.1"
+MANY = (
+    "256, 512 and 1,024 sampling steps together, drawn exactly: MDLM writes better than XDLM k=0.1"
+)
+MOST = "1,024 sampling steps, drawn exactly: MDLM writes better than XDLM k=0.1"
 
 
 def test_means_under_inverse_variances() -> None:
@@ -74,7 +76,7 @@ def test_two_trainings_decide_together() -> None:
     assert repeatedly({}, [other], 1024).outcome == Outcome.UNKNOWN
     thrice = repeatedly(one, [other, cells(50.0, 54.0, 0.03)], 1024)
     assert thrice.brief == (
-        "100.0 and 108.0, again 900.0 and 972.0, again 50.00 and 54.00, together +8.0 % (3.1 se)"
+        "100.0 and 108.0, again 900.0 and 972.0, then 50.00 and 54.00, together +8.0 % (3.1 se)"
     )
     more = many_together({"j": one}, {"j": [cells(900.0, 972.0, 0.03, steps=256)]})
     assert more.outcome == Outcome.HOLDS and "over 256 and 1,024 steps" in more.here

@@ -13,7 +13,7 @@ from xdlm import UserError
 from xdlm.cli.main import main
 from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.report.study import read_study
-from xdlm.report.study.collection import collect, drawn_twice, with_drawn
+from xdlm.report.study.collection import collect, drawn_by_way, with_drawn
 
 MASKED, MIXED = "MDLM", "XDLM k=0.1"
 MOST = "Drawn by float32 noise: 1,024 sampling steps: MDLM writes better than XDLM k=0.1"
@@ -44,7 +44,7 @@ GUMBEL = texts("gumbel", {
 
 
 def test_both_ways_stand_beside_each_other() -> None:
-    page = page_of_study(with_drawn(collect(whole()), drawn_twice([*EXACT, *GUMBEL])))
+    page = page_of_study(with_drawn(collect(whole()), drawn_by_way([*EXACT, *GUMBEL])))
     found = verdicts(page)
     assert found[MOST] == "holds" and found[FALL] == "holds"
     assert (
@@ -65,7 +65,7 @@ def test_both_ways_stand_beside_each_other() -> None:
 
 def test_the_law_of_that_noise_stands_beside_it() -> None:
     law = [replace(r, sampler="starved", value=r.value and 1.01 * r.value) for r in GUMBEL]
-    page = page_of_study(with_drawn(collect(whole()), drawn_twice([*EXACT, *GUMBEL, *law])))
+    page = page_of_study(with_drawn(collect(whole()), drawn_by_way([*EXACT, *GUMBEL, *law])))
     found = verdicts(page)
     for claim in (MOST, FALL):
         assert (
@@ -73,14 +73,14 @@ def test_the_law_of_that_noise_stands_beside_it() -> None:
         )
     assert "| MDLM, the law of float32 noise | 4.979 ± 0.010 | 4.444 ± 0.010 |" in page
     assert "--n 64 64 --impl gumbel" in page and "--n 64 64 --impl starved" in page
-    alone = page_of_study(with_drawn(collect(whole()), drawn_twice([*EXACT, *law])))
+    alone = page_of_study(with_drawn(collect(whole()), drawn_by_way([*EXACT, *law])))
     assert FALL not in verdicts(alone)
 
 
 def test_exact_texts_of_that_training_count_with_the_others() -> None:
     study = collect(whole())
     found = [
-        page_of_study(one) for one in (study, replace(study, drawn=drawn_twice([*EXACT, *GUMBEL])))
+        page_of_study(one) for one in (study, replace(study, drawn=drawn_by_way([*EXACT, *GUMBEL])))
     ]
     assert "again 350.0 and 340.0, together" not in found[0]
     assert "again 350.0 and 340.0, together" in found[1]
@@ -89,17 +89,17 @@ def test_exact_texts_of_that_training_count_with_the_others() -> None:
 
 def test_a_fall_that_exact_draws_share_is_none_of_the_noise() -> None:
     same = [replace(r, sampler="gumbel") for r in EXACT]
-    found = verdicts(page_of_study(replace(collect(whole()), drawn=drawn_twice([*EXACT, *same]))))
+    found = verdicts(page_of_study(replace(collect(whole()), drawn=drawn_by_way([*EXACT, *same]))))
     assert found[FALL] == found[MOST] == "not separated by the noise"
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"step": 2500}, "MDLM drawn twice.*step"),
-        ({"model": "runs/another"}, "MDLM drawn twice.*model"),
-        ({"temperature": 0.7}, "MDLM drawn twice.*temperature"),
-        ({"judge_sha256": "another"}, "drawn twice, judge.*judge_sha256"),
+        ({"step": 2500}, "MDLM, drawn in several ways.*step"),
+        ({"model": "runs/another"}, "MDLM, drawn in several ways.*model"),
+        ({"temperature": 0.7}, "MDLM, drawn in several ways.*temperature"),
+        ({"judge_sha256": "another"}, "drawn in several ways, judge.*judge_sha256"),
         ({"steps": 512}, "texts of MDLM in 512 steps under .* and no exact ones"),
     ],
 )
@@ -107,13 +107,13 @@ def test_other_models_or_texts_are_refused(other: dict[str, Any], said: str) -> 
     masked = [r for r in GUMBEL if r.model.endswith(MASKED) and r.judge is not None]
     kept = masked[:1] if "steps" in other else masked  # several would be one
     with pytest.raises(UserError, match=said):
-        drawn_twice([*EXACT, *(replace(r, **other) for r in kept)])
+        drawn_by_way([*EXACT, *(replace(r, **other) for r in kept)])
 
 
 def test_exact_texts_that_were_drawn_otherwise_than_the_first_are_refused() -> None:
     cold = [replace(r, temperature=0.7) for r in (*EXACT, *GUMBEL)]
     with pytest.raises(UserError, match=r"trained again.*temperature"):
-        with_drawn(collect(whole()), drawn_twice(cold))
+        with_drawn(collect(whole()), drawn_by_way(cold))
 
 
 def test_a_folder_within_the_results(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_folder_within_the_results(tmp_path: Path) -> None:
     (folder / "gumbel").mkdir(parents=True)
     append_records(folder / "a.jsonl", whole())
     append_records(folder / "gumbel" / "exact.jsonl", EXACT)
-    with pytest.raises(UserError, match="'gumbel' must hold texts of both"):
+    with pytest.raises(UserError, match="'gumbel' must hold texts of such noise"):
         read_study(folder)
     append_records(folder / "gumbel" / "gumbel.jsonl", GUMBEL)
     study = read_study(folder)

@@ -79,7 +79,7 @@ class Options:
     """ancestral: how the final denoise picks tokens (default sample)."""
     impl: str | None = None
     """ancestral: thinned is fast and exact (default), dense is its slow twin; gumbel draws with float32
-    noise as published implementations do, which starves rare tokens; starved has that noise's law."""
+    noise as published implementations do, which starves rare tokens; starved has nearly that law."""
     block_length: int | None = None
     """confidence: write in blocks of this many tokens, one after the other; by default all at once."""
     guidance: float | None = None

@@ -33,7 +33,7 @@ from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.watching import Watch
 
 Last = Literal["sample", "argmax"]
-#: How tokens are drawn, unless told otherwise, and as published implementations draw them.
+#: How tokens are drawn: unless told otherwise, as published implementations do, and by the law of that.
 THINNED, GUMBEL, STARVED = "thinned", "gumbel", "starved"
 
 
@@ -52,7 +52,7 @@ class SamplerConfig:
     impl: str = THINNED
     """"thinned" runs the model where it is needed; "dense" is its slow twin; "gumbel" draws as published
     implementations do, by float32 Gumbel noise, which starves rare tokens the more steps there are;
-    "starved" has the law of that noise at about the cost of exact draws."""
+    "starved" has nearly the law of that noise, and is several times as fast."""
 
     def __post_init__(self) -> None:
         check_whole("steps", self.steps)

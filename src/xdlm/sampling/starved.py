@@ -1,4 +1,4 @@
-"""The law of float32 Gumbel noise at the cost of exact draws.
+"""The law of float32 Gumbel noise by exact draws, some of which are taken back.
 
 `dense.step_by_gumbel_noise` draws as published implementations do: the token e of the largest
 `w_e / E_e`, with `E = -log u` from uniform numbers u of 24 bits. So E lies on a grid d, 2d, 3d, ... with
@@ -9,8 +9,13 @@ of the share R of all weight wins with the probability
 
 which is next to nothing for R below d. It is never more than R: so an exact draw that is taken back with
 the probability `1 - (d / R) / (exp(d / R) - 1)` has that law, and needs one random number, where Gumbel
-noise needs one for each token of the vocabulary. Where staying has no such weight, as in the first and in
-the last step, next to nothing of the mass has a share below d, and draws stay as they are.
+noise needs one for each token of the vocabulary.
+
+That is to first order: the grid of -log(1 - j d) is taken as even and the other weights' noise as
+continuous, and what starves is given to staying, which has nearly all. Where staying has less than half of
+the weight, as in the first and in the last step, nothing is taken back. Calculated for 50,257 tokens of
+Zipf's laws, masked noise and k = 0.1 come out right to 0.4 % of perplexity in 8 steps, of which the noise
+takes 1 to 2 %, and to 0.1 % in 128 and more, of which it takes 7 % and more.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ def wins(share: Tensor, least: float) -> Tensor:
 def step_starved(
     run: Run, leg: Leg, z: Tensor, uniforms: StepUniforms, reshape: Filter | None
 ) -> Stepped:
-    """Exact draws, some of which are taken back: the law of `step_by_gumbel_noise`, another sample of it.
+    """Another sample of about the law of `step_by_gumbel_noise`.
 
     A token e other than z has the share `R = f_s(x~, e) b_ts(z) / f_t(x~, z)` (`noise.process` has the
     notation), so every position that wakes goes through the head, also one that other noise would replace.
@@ -61,9 +66,8 @@ def step_starved(
 
     at_s, at_t = (at.index(woken.nonzero()[:, 0]) for at in (leg.at_s, leg.at_t))
     noise, reach = at_t.b.at(here), at_t.of(p_here, here)
-    accept = (
-        uniforms.accept[woken] * reach / noise
-    )  # below 1 where z is noise, and then uniform again
+    # Below 1 where z is noise, and then uniform again.
+    accept = uniforms.accept[woken] * reach / noise
     bridge = process.bridge(at_s, at_t)
     redrawn = bridge.b.at(here)
     share = at_s.of(p_there, there) * redrawn / reach

@@ -189,7 +189,7 @@ def read_study(folder: Path) -> Study:
     if (folder / AGAIN).is_dir():
         study = with_again(study, _read_one(folder / AGAIN))
     if (folder / GUMBEL).is_dir():
-        exact, noisy = drawn_twice(_read_all(folder / GUMBEL))
+        exact, noisy = drawn_by_way(_read_all(folder / GUMBEL))
         exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
         study = with_drawn(study, Drawn(exact, noisy))
     if (folder / LAW).is_dir():
@@ -197,14 +197,16 @@ def read_study(folder: Path) -> Study:
     return study
 
 
-def drawn_twice(records: Sequence[EvalRecord]) -> Drawn:
+def drawn_by_way(records: Sequence[EvalRecord]) -> Drawn:
     """Records of each way to draw apart; what is of none belongs to all. Refuses other models than the
     same, or texts that have no counterpart."""
     noisy = {way: [r for r in records if r.sampler == way] for way in NOISY}
     exact = [r for r in records if r.sampler not in NOISY]
     alone = [r for r in exact if r.sampler is None]
     if not any(noisy.values()) or len(alone) == len(exact):
-        raise UserError(f"records of '{GUMBEL}' must hold texts of both that and another sampler")
+        raise UserError(
+            f"records of '{GUMBEL}' must hold texts of such noise, and exact ones of the same models"
+        )
     drawn = Drawn(
         collect(exact), {way: collect([*alone, *own]) for way, own in noisy.items() if own}
     )
@@ -213,11 +215,13 @@ def drawn_twice(records: Sequence[EvalRecord]) -> Drawn:
     for method in {method_of(r) for own in judged[1:] for r in own}:
         both = [r for r in every if method_of(r) == method]
         check_alike(
-            both, (*ALWAYS, "model", "step", "temperature", "top_p"), f"{method} drawn twice"
+            both,
+            (*ALWAYS, "model", "step", "temperature", "top_p"),
+            f"{method}, drawn in several ways",
         )
     for judge in {r.judge for own in judged[1:] for r in own}:
         check_alike([r for r in every if r.judge == judge], ("judge_sha256",),
-                    f"drawn twice, judge {judge}")  # fmt: skip
+                    f"texts drawn in several ways, judge {judge}")  # fmt: skip
     there, *wanted = ({(method_of(r), r.judge, r.steps) for r in own} for own in judged)
     for way, places in zip(drawn.noisy, wanted, strict=True):
         if alone_there := sorted(places - there, key=str):

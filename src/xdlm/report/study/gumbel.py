@@ -71,13 +71,13 @@ def _about(drawn: Drawn) -> str:
         "Published implementations draw a token as the largest of p / E, with E = -log u from uniform "
         "float32 numbers u. The smallest E is 2^-24, so that rare tokens starve, and the more so the more "
         "steps there are, since a masked position then has the less to give away in each (Zheng et al. "
-        "2024, arXiv 2409.02908). Everything else on this page is drawn exactly; here the same models are "
-        "also sampled by such noise (`--impl gumbel`, whose texts hang on how many are drawn together: the "
-        "commands below give others of the same law)"
+        "2024, arXiv 2409.02908). All other texts of trained models on this page are drawn exactly; these "
+        "are also drawn by such noise (`--impl gumbel`, whose texts hang on how many are drawn together: "
+        "the commands below give others of the same law)"
     )
     law = (
         ", and by exact draws of which as many are taken back as such noise starves (`--impl starved`): "
-        "the same law in a fraction of the time"
+        "nearly the same law in less time"
     )
     return f"{said}{law if STARVED in drawn.noisy else ''}."
 

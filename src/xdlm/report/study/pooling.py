@@ -97,10 +97,12 @@ def repeatedly(cells: Grid[int], repeated: Sequence[Grid[int]], steps: int) -> T
     (a, b), *more = [[e for e in pair if e is not None] for pair in (first, *whole)]
     words = ", ".join([
         f"{MASKED} {a.shown()}, {MIXED} {b.shown()}",
-        *(f"trained again {c.shown()} and {d.shown()}" for c, d in more), f"together {as_share(mean)}",
+        "trained again " + ", then ".join(f"{c.shown()} and {d.shown()}" for c, d in more),
+        f"together {as_share(mean)}",
     ])  # fmt: skip
     brief = ", ".join([
-        f"{a.plain()} and {b.plain()}", *(f"again {c.plain()} and {d.plain()}" for c, d in more),
+        f"{a.plain()} and {b.plain()}",
+        "again " + ", then ".join(f"{c.plain()} and {d.plain()}" for c, d in more),
         f"together {percent(math.expm1(mean.value))}",
     ])  # fmt: skip
     return positive(mean, words, brief)
@@ -112,7 +114,7 @@ def many_together(
     """Whether masked noise writes better in many steps, whatever their number."""
     theirs = (paper.OWT_QUALITY.column(steps) for steps in MANY)
     return Finding(
-        f"{listed(MANY)} sampling steps together: {MASKED} writes better than {MIXED}",
+        f"{listed(MANY)} sampling steps together, drawn exactly: {MASKED} writes better than {MIXED}",
         ", ".join(f"{column[MASKED]:.1f} < {column[MIXED]:.1f}" for column in theirs),
         [
             under(judge, _over([cells, *repeated.get(judge, [])], MANY))

@@ -97,7 +97,7 @@ def _many(
     steps = most if most in _STEPS else _STEPS[-1]
     theirs = paper.OWT_QUALITY.column(steps)
     return Finding(
-        f"{most:,} sampling steps: {MASKED} writes better than {MIXED}",
+        f"{most:,} sampling steps, drawn exactly: {MASKED} writes better than {MIXED}",
         f"{theirs[MASKED]:.1f} < {theirs[MIXED]:.1f}",
         [
             under(judge, repeatedly(cells, repeated.get(judge, []), most))
