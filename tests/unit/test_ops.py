@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch import Tensor
 
 from xdlm import UserError, Vocab
 from xdlm.noise import Masked, Mixed
@@ -57,9 +58,11 @@ def loss_and_grads(impl: str, hidden, weight, bias, x, z, process, t: float):
 ])  # fmt: skip
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
-def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k) -> None:
+@pytest.mark.parametrize("kept", [0, 1 << 24])
+def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k, kept) -> None:
     for limit in ("elements", "gradient_elements"):
         monkeypatch.setattr(chunked.TorchBlock, limit, 5 * vocab)  # several ragged chunks
+    monkeypatch.setattr(chunked.TorchBlock, "kept_elements", kept)
     process = Mixed(Vocab(vocab, mask_id), k=k)
     inputs = head_inputs(rows, width, vocab, mask_id, torch.float64, bias=bias)
     reference = loss_and_grads("eager", *inputs, process, 0.4)
@@ -69,14 +72,26 @@ def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k)
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+def test_a_second_backward_pass_gives_the_same() -> None:
+    """The first one works in place of what was kept."""
+    *leaves, x, z = head_inputs(9, 4, 21, 20, torch.float64)
+    stats = row_stats(*leaves, x, z, torch.zeros(9), mask_id=20, impl="chunked")
+    loss = (stats.lse - stats.logit_x + stats.S).sum()
+    first, second = (torch.autograd.grad(loss, leaves, retain_graph=True) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("t", [0.02, 0.5, 0.99])
-def test_one_sweep_equals_autograd(monkeypatch, k: float, t: float) -> None:
-    """`row_loss` with the closed-form derivatives against `row_stats` and automatic ones."""
+@pytest.mark.parametrize("rows", [0, 7, 8, 37])
+def test_one_sweep_equals_autograd(monkeypatch, k: float, t: float, rows: int) -> None:
+    """`row_loss` with the closed-form derivatives against `row_stats` and automatic ones; of few rows it
+    multiplies logits by what comes from above, and of many the weight's gradient."""
     vocab, mask_id = 101, 40
     monkeypatch.setattr(chunked.TorchBlock, "gradient_elements", 7 * vocab)
     process = Mixed(Vocab(vocab, mask_id), k=k)
-    hidden, weight, bias, x, z = head_inputs(37, 8, vocab, mask_id, torch.float64)
+    hidden, weight, bias, x, z = head_inputs(rows, 8, vocab, mask_id, torch.float64)
     z = torch.where(z == mask_id, z, x) if k == 0 else z
     *_, reference, by_hidden, by_weight, by_bias = loss_and_grads(
         "eager", hidden, weight, bias, x, z, process, t
@@ -92,6 +107,22 @@ def test_one_sweep_equals_autograd(monkeypatch, k: float, t: float) -> None:
     torch.testing.assert_close(total, reference.double(), rtol=1e-9, atol=1e-12)
     for ours, theirs in zip(gradients, (by_hidden, by_weight, by_bias), strict=True):
         torch.testing.assert_close(ours, 3 * theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_coarse_gradients_are_multiplied_by_the_exact_factor() -> None:
+    """bfloat16 has no 1.003: rounded before the product it would be 1, and every gradient as before."""
+    process = Mixed(Vocab(101, 40), k=0.1)
+    hidden, weight, bias, x, z = head_inputs(37, 8, 101, 40, torch.float64)
+    leaves = [leaf.detach().bfloat16().requires_grad_() for leaf in (hidden, weight, bias)]
+    coefs = process.coefs(torch.full(x.shape, 0.4, dtype=torch.float64))
+    inputs = HeadRows(*leaves, x, z, row_log_c(process, coefs, x))
+    loss = row_losses(coefs, x, z, elbo_weight(coefs, x, z))
+
+    def by_hidden(factor: float) -> Tensor:
+        total = row_loss(inputs, loss, mask_id=process.special_ids)
+        return torch.autograd.grad(factor * total, leaves)[0]
+
+    assert torch.equal(by_hidden(1.003), (1.003 * by_hidden(1.0).double()).bfloat16())
 
 
 def test_fused_by_name_needs_a_gpu() -> None:

@@ -20,6 +20,8 @@ from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure, 
 from xdlm.models import PRESETS, DiT, DiTConfig
 from xdlm.noise import Mixed
 from xdlm.objective import nelbo
+from xdlm.ops import row_stats
+from xdlm.ops.rows import Impl
 from xdlm.sampling import ConfidenceConfig, Filter, SamplerConfig, decode, sample
 from xdlm.structs import Batch
 from xdlm.training.loss import DiffusionLoss
@@ -63,6 +65,29 @@ def test_chunked_is_not_slower_than_eager_on_a_cpu(backward: bool) -> None:
         return run
 
     assert seconds(step("chunked")) < seconds(step("eager"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width, rows", [(64, 8), (64, 256), (768, 8), (768, 32), (768, 192)])
+def test_statistics_in_blocks_cost_no_more_for_few_rows_and_wide_states(
+    width: int, rows: int
+) -> None:
+    """With gradients; a few rows of wide states take hardly more than one look at the weight in both."""
+    torch.manual_seed(0)
+    hidden = torch.randn(rows, width, requires_grad=True)
+    weight = (torch.randn(VOCAB.size, width) / width**0.5).requires_grad_()
+    x, z = torch.randint(0, 50_000, (2, rows)).unbind()
+
+    def run(impl: Impl) -> None:
+        stats = row_stats(
+            hidden, weight, None, x, z, torch.zeros(rows), mask_id=VOCAB.mask_id, impl=impl
+        )
+        (stats.lse - stats.logit_x + stats.S).sum().backward()
+        hidden.grad = weight.grad = None
+
+    run("eager")
+    chunked, eager = (seconds(partial(run, impl), repeats=5) for impl in ("chunked", "eager"))
+    assert chunked < 1.2 * eager
 
 
 @pytest.mark.slow

@@ -26,9 +26,11 @@ from xdlm.structs import HeadRows, RowLosses, RowStats
 class BlockMath(Protocol):
     """The statistics of a block of rows, then its gradient; `part` is the block's slice of all rows."""
 
-    #: How many logits a block may hold, without and with a gradient.
+    #: How many logits a block may hold, without and with a gradient; and up to how many, where these are
+    #: all, are kept for the backward pass.
     elements: int
     gradient_elements: int
+    kept_elements: int
 
     def prepare(self, head: Head) -> Head: ...
 
@@ -85,7 +87,7 @@ def block_math(impl: Impl) -> BlockMath:
 
 
 def blocked_row_stats(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> RowStats:
-    return RowStats(*_RowStats.apply(*rows, special, impl))
+    return RowStats(*_RowStats.apply(*rows, special, impl, torch.is_grad_enabled()))
 
 
 def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss: RowLoss) -> Tensor:
@@ -115,9 +117,10 @@ class _HeadGradient:
 
     def __init__(self, hidden: Tensor, head: Head, needed: tuple[bool, ...]) -> None:
         self.source, self.head = hidden, head
+        self._kept: list[tuple[slice, LogitGradient]] = []
         dtype = work_dtype(hidden.dtype)
         self.hidden = torch.empty_like(hidden) if needed[0] else None
-        self.weight = torch.zeros_like(head.weight, dtype=dtype) if needed[1] else None
+        self.weight = _Sum(head.weight, dtype) if needed[1] else None
         self.bias = (
             torch.zeros_like(head.bias, dtype=dtype)
             if needed[2] and head.bias is not None
@@ -129,27 +132,63 @@ class _HeadGradient:
         if self.hidden is not None:
             torch.mm(d_logits, self.head.weight, out=self.hidden[rows])
         if self.weight is not None:
-            self.weight = add_product(self.weight, d_logits.T, self.source[rows])
+            self.weight.add_product(d_logits.T, self.source[rows])
         if self.bias is not None and d_bias is not None:
             self.bias += d_bias
 
-    def scaled(self, factor: Tensor) -> tuple[Tensor | None, ...]:
-        """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes."""
-        size, dtype = self.head.size, work_dtype(self.source.dtype)
-        parameters = (None if g is None else g[:size] for g in (self.weight, self.bias))
-        return tuple(
-            None if grad is None else (grad * factor.to(dtype)).to(self.source.dtype)
-            for grad in (self.hidden, *parameters)
-        )
+    def keep(self, rows: slice, block: LogitGradient) -> None:
+        """Add it later, when it is known by what all is multiplied: a few rows of logits are less than a
+        weight."""
+        self._kept.append((rows, block))
+
+    def taken(self, factor: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes. Once: it works
+        in place."""
+        if self._kept:
+            for rows, block in self._kept:
+                d_logits = _scaled(block.d_logits, factor)
+                d_bias = None if block.d_bias is None else _scaled(block.d_bias, factor)
+                self.add(rows, LogitGradient(d_logits, d_bias))
+            factor = None
+        weight = None if self.weight is None else self.weight.total
+        parameters = (None if g is None else g[: self.head.size] for g in (weight, self.bias))
+        found = (self.hidden, *parameters)
+        return tuple(None if g is None else _scaled(g, factor).to(self.source.dtype) for g in found)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """`total + left @ right`, with products of low precision added up in float32."""
-    if left.dtype == total.dtype:
-        return total.addmm_(left, right)
-    if left.is_cuda:
-        return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    return total.addmm_(left.to(total.dtype), right.to(total.dtype))
+def _scaled(gradient: Tensor, factor: Tensor | None) -> Tensor:
+    """In its own memory; the factor in float32, however coarse the gradient is."""
+    return gradient if factor is None else gradient.mul_(factor.to(work_dtype(gradient.dtype)))
+
+
+class _Sum:
+    """Products [V, rows] @ [rows, d] added up; those of low precision in float32. The first one is what the
+    others are added to: on a CPU, zeros for a whole weight take as long as a product of few rows."""
+
+    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+        self._like, self._dtype = like, dtype
+        self._total: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        if self._total is None:
+            self._total = torch.zeros_like(self._like, dtype=self._dtype)
+        return self._total
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        if left.dtype != self._dtype and left.is_cuda:
+            torch.addmm(self.total, left, right, out_dtype=self._dtype, out=self.total)
+            return
+        left, right = left.to(self._dtype), right.to(self._dtype)
+        if self._total is None:
+            self._total = torch.mm(left, right)
+        else:
+            self._total.addmm_(left, right)
+
+
+def _are_few(rows: HeadRows, head: Head, math: BlockMath) -> bool:
+    """Whether all logits may be kept for the backward pass."""
+    return len(rows.hidden) * len(head.weight) <= math.kept_elements
 
 
 def _prepared(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> tuple[BlockMath, Head]:
@@ -158,17 +197,26 @@ def _prepared(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> tuple[Blo
 
 
 class _RowStats(torch.autograd.Function):
-    """Forward keeps four numbers per row; backward computes each block of logits once more."""
+    """Forward keeps four numbers per row; backward computes each block of logits once more, unless there
+    are so few that they were kept too."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        rows, (special, impl) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
+        rows, (special, impl, wanted) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
         math, head = _prepared(rows, special, impl)
-        found = empty_found(rows, for_gradient=False)
+        keep = wanted and any(ctx.needs_input_grad[:3]) and _are_few(rows, head, math)
+        found = empty_found(rows, for_gradient=keep)
+        states = []
         for part in _blocks(rows, head, math, for_gradient=False):
-            math.stats(rows, part, head, found)
+            state = math.stats(rows, part, head, found)
+            if keep:
+                states.append((part, state))
         ctx.save_for_backward(*rows)
         ctx.special, ctx.impl = special, impl
+        ctx.kept = None
+        if keep:  # copies, since a context that holds results is held by them
+            own = found._replace(stats=RowStats(*(field.clone() for field in found.stats)))
+            ctx.kept = own, states
         return found.stats
 
     @staticmethod
@@ -177,13 +225,16 @@ class _RowStats(torch.autograd.Function):
         rows = HeadRows(*ctx.saved_tensors)
         math, head = _prepared(rows, ctx.special, ctx.impl)
         gradient = _HeadGradient(rows.hidden, head, ctx.needs_input_grad[:3])
-        found = empty_found(rows, for_gradient=True)
         d = RowStats(*(grad.double().contiguous() for grad in upstream))
-        for part in _blocks(rows, head, math, for_gradient=True):
-            state = math.stats(rows, part, head, found)
+        if ctx.kept is not None:
+            (found, states), ctx.kept = ctx.kept, None  # they are worked on in place
+        else:
+            found = empty_found(rows, for_gradient=True)
+            parts = _blocks(rows, head, math, for_gradient=True)
+            states = ((part, math.stats(rows, part, head, found)) for part in parts)
+        for part, state in states:
             gradient.add(part, math.gradient(rows, part, state, found, d))
-        one = torch.ones((), device=rows.hidden.device)
-        return (*gradient.scaled(one), None, None, None, None, None)
+        return (*gradient.taken(), None, None, None, None, None, None)
 
 
 class _RowLoss(torch.autograd.Function):
@@ -198,11 +249,16 @@ class _RowLoss(torch.autograd.Function):
         found = empty_found(rows, for_gradient=gradient is not None)
         losses, *d = torch.zeros(5, len(rows.hidden), dtype=torch.float64, device=rows.x.device)
         out = RowLosses(losses, RowStats(*d))
+        later = _are_few(rows, head, math) and len(rows.hidden) <= head.weight.shape[1]
         for part in _blocks(rows, head, math, for_gradient=gradient is not None):
             state = math.stats(rows, part, head, found)
             if gradient is not None:
                 loss(found.stats, part, out)
-                gradient.add(part, math.gradient(rows, part, state, found, out.d))
+                block = math.gradient(rows, part, state, found, out.d)
+                if later:
+                    gradient.keep(part, block)
+                else:
+                    gradient.add(part, block)
         if gradient is None:
             loss(found.stats, slice(0, len(rows.hidden)), out)
         ctx.gradient = gradient
@@ -213,7 +269,7 @@ class _RowLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradient is None:
             raise RuntimeError("row_loss keeps its gradient for one backward pass only")
-        gradients = ctx.gradient.scaled(upstream[0])
+        gradients = ctx.gradient.taken(upstream[0])
         ctx.gradient = None
         return (*gradients, None, None, None, None, None, None, None)
 

@@ -9,13 +9,20 @@ from xdlm.ops.blocks import Found, Head, LogitGradient
 from xdlm.ops.rows import head_logits
 from xdlm.structs import HeadRows, RowStats
 
+#: States from so wide on are multiplied in blocks of twice the size: a product of few rows reads the whole
+#: weight for little.
+_WIDE = 384
+
 
 class TorchBlock:
     """`BlockMath` in torch. The block is worked on in place, small enough for a CPU's cache."""
 
     elements = gradient_elements = 1 << 22
+    kept_elements = 1 << 25
 
     def prepare(self, head: Head) -> Head:
+        if head.weight.shape[1] >= _WIDE:
+            self.elements, self.gradient_elements = 2 * self.elements, 2 * self.gradient_elements
         return head
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:

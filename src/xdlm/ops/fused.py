@@ -37,6 +37,7 @@ class TritonBlock:
 
     elements = 52_000_000
     gradient_elements = 232_000_000
+    kept_elements = 0
 
     def __init__(self) -> None:
         self._workspace: Tensor | None = None
