@@ -31,6 +31,7 @@ from xdlm.structs import HeadRows
 rows.fused_obstacle = lambda *_: None  # pretend that the kernels can run here
 torch.manual_seed(0)
 TritonBlock.elements = TritonBlock.gradient_elements = 5 * 5000
+TritonBlock.least_rows = 1
 # A width of 7 is one that the kernel of the product cannot take, and a library does it.
 for vocab, mask_id, bias, k, width in [(513, 256, True, 0.1, 8), (5000, 0, False, 0.1, 7),
                                        (4097, 4096, True, 0.0, 8)]:
@@ -145,6 +146,7 @@ hidden, weight, offset, x, z = head_inputs(70, 8, 2500, 7, torch.float32)
 process = Mixed(Vocab(2500, 7), k=0.1)
 at = row_log_c(process, process.coefs(torch.tensor([0.4])), x[None])[0]
 TritonBlock.elements = TritonBlock.gradient_elements = 50 * 2500
+TritonBlock.least_rows = 1
 found = []
 for impl in ("fused", "eager"):
     leaves = [v.detach().requires_grad_() for v in (hidden, weight, offset)]

@@ -24,6 +24,7 @@ from xdlm.ops import (
     stats_of_logits,
     uniform,
 )
+from xdlm.ops.blocks import blocks
 from xdlm.ops.counter import philox
 from xdlm.ops.gather import ordered_rows, padded, take_rows
 from xdlm.ops.padding import make_room, padded_rows
@@ -123,6 +124,21 @@ def test_coarse_gradients_are_multiplied_by_the_exact_factor() -> None:
         return torch.autograd.grad(factor * total, leaves)[0]
 
     assert torch.equal(by_hidden(1.003), (1.003 * by_hidden(1.0).double()).bfloat16())
+
+
+def test_blocks_are_whole_tiles_and_few_where_the_vocabulary_is_large() -> None:
+    def size(vocab: int, elements: int, least: int = 1) -> int:
+        parts = list(blocks(10_000, vocab, elements, least))
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        assert parts[0].start == 0 and parts[-1].stop == 10_000
+        return parts[0].stop
+
+    assert size(50_304, 52_000_000, 256) == 1_024
+    assert size(262_144, 52_000_000, 256) == 256
+    assert size(262_144, 52_000_000) == 192
+    assert size(50_258, 1 << 22) == 64
+    assert size(500_000, 1 << 22) == 8
+    assert size(1 << 23, 1 << 22) == 1
 
 
 def test_fused_by_name_needs_a_gpu() -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xdlm.errors import UserError
 from xdlm.ops.rows import Impl, RowLoss, work_dtype
 from xdlm.structs import HeadRows, RowLosses, RowStats
 
@@ -26,10 +27,11 @@ from xdlm.structs import HeadRows, RowLosses, RowStats
 class BlockMath(Protocol):
     """The statistics of a block of rows, then its gradient; `part` is the block's slice of all rows."""
 
-    #: How many logits a block may hold, without and with a gradient; and up to how many, where these are
-    #: all, are kept for the backward pass.
+    #: How many logits a block may hold, without and with a gradient, but for blocks of so few rows; and up
+    #: to how many, where these are all, are kept for the backward pass.
     elements: int
     gradient_elements: int
+    least_rows: int
     kept_elements: int
 
     def prepare(self, head: Head) -> Head: ...
@@ -95,10 +97,10 @@ def blocked_row_loss(rows: HeadRows, special: tuple[int, ...], impl: Impl, loss:
     return _RowLoss.apply(*rows, special, impl, loss, torch.is_grad_enabled())
 
 
-def blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
-    """Slices of all rows with at most `elements` logits each. Large ones are a multiple of the tiles that
-    products work in, since a tile costs the same when it is half empty."""
-    size = max(1, elements // vocab_size)
+def blocks(n_rows: int, vocab_size: int, elements: int, least_rows: int = 1) -> Iterator[slice]:
+    """Slices of all rows with at most `elements` logits each, or else of `least_rows`. Large ones are a
+    multiple of the tiles that products work in, since a tile costs the same when it is half empty."""
+    size = max(least_rows, elements // vocab_size)
     for multiple in (256, 64):
         if size >= multiple:
             size -= size % multiple
@@ -109,7 +111,7 @@ def blocks(n_rows: int, vocab_size: int, elements: int) -> Iterator[slice]:
 
 def _blocks(rows: HeadRows, head: Head, math: BlockMath, *, for_gradient: bool) -> Iterator[slice]:
     elements = math.gradient_elements if for_gradient else math.elements
-    return blocks(len(rows.hidden), len(head.weight), elements)
+    return blocks(len(rows.hidden), len(head.weight), elements, math.least_rows)
 
 
 class _HeadGradient:
@@ -137,12 +139,12 @@ class _HeadGradient:
             self.bias += d_bias
 
     def keep(self, rows: slice, block: LogitGradient) -> None:
-        """Add it later, when it is known by what all is multiplied: a few rows of logits are less than a
-        weight."""
+        """Instead of `add`, for few rows: `taken` then multiplies them by the upstream number before it adds
+        them, and not a whole weight's gradient afterwards."""
         self._kept.append((rows, block))
 
     def taken(self, factor: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """(hidden, weight, bias) gradients times an upstream scalar, in the inputs' dtypes. Once: it works
+        """(hidden, weight, bias) gradients times an upstream number, in the inputs' dtypes. Once: it works
         in place."""
         if self._kept:
             for rows, block in self._kept:
@@ -157,8 +159,11 @@ class _HeadGradient:
 
 
 def _scaled(gradient: Tensor, factor: Tensor | None) -> Tensor:
-    """In its own memory; the factor in float32, however coarse the gradient is."""
-    return gradient if factor is None else gradient.mul_(factor.to(work_dtype(gradient.dtype)))
+    """In its own memory; the factor in float32, however coarse the gradient is: as a vector of one, since
+    torch rounds a number without dimensions to the gradient's dtype on a GPU."""
+    if factor is None:
+        return gradient
+    return gradient.mul_(factor.to(work_dtype(gradient.dtype)).reshape(1))
 
 
 class _Sum:
@@ -186,9 +191,14 @@ class _Sum:
             self._total.addmm_(left, right)
 
 
-def _are_few(rows: HeadRows, head: Head, math: BlockMath) -> bool:
-    """Whether all logits may be kept for the backward pass."""
+def _can_keep_logits(rows: HeadRows, head: Head, math: BlockMath) -> bool:
+    """Whether there are few enough to be kept for the backward pass."""
     return len(rows.hidden) * len(head.weight) <= math.kept_elements
+
+
+def _is_smaller_than_weight(rows: HeadRows, head: Head) -> bool:
+    """The gradient by the logits, beside the one by the weight."""
+    return len(rows.hidden) <= head.weight.shape[1]
 
 
 def _prepared(rows: HeadRows, special: tuple[int, ...], impl: Impl) -> tuple[BlockMath, Head]:
@@ -204,7 +214,7 @@ class _RowStats(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
         rows, (special, impl, wanted) = _contiguous(HeadRows(*arguments[:6])), arguments[6:]
         math, head = _prepared(rows, special, impl)
-        keep = wanted and any(ctx.needs_input_grad[:3]) and _are_few(rows, head, math)
+        keep = wanted and any(ctx.needs_input_grad[:3]) and _can_keep_logits(rows, head, math)
         found = empty_found(rows, for_gradient=keep)
         states = []
         for part in _blocks(rows, head, math, for_gradient=False):
@@ -249,16 +259,13 @@ class _RowLoss(torch.autograd.Function):
         found = empty_found(rows, for_gradient=gradient is not None)
         losses, *d = torch.zeros(5, len(rows.hidden), dtype=torch.float64, device=rows.x.device)
         out = RowLosses(losses, RowStats(*d))
-        later = _are_few(rows, head, math) and len(rows.hidden) <= head.weight.shape[1]
+        keep = _can_keep_logits(rows, head, math) and _is_smaller_than_weight(rows, head)
         for part in _blocks(rows, head, math, for_gradient=gradient is not None):
             state = math.stats(rows, part, head, found)
             if gradient is not None:
                 loss(found.stats, part, out)
                 block = math.gradient(rows, part, state, found, out.d)
-                if later:
-                    gradient.keep(part, block)
-                else:
-                    gradient.add(part, block)
+                (gradient.keep if keep else gradient.add)(part, block)
         if gradient is None:
             loss(found.stats, slice(0, len(rows.hidden)), out)
         ctx.gradient = gradient
@@ -268,7 +275,7 @@ class _RowLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradient is None:
-            raise RuntimeError("row_loss keeps its gradient for one backward pass only")
+            raise UserError("row_loss keeps its gradient for one backward pass only")
         gradients = ctx.gradient.taken(upstream[0])
         ctx.gradient = None
         return (*gradients, None, None, None, None, None, None, None)

@@ -18,11 +18,12 @@ class TorchBlock:
     """`BlockMath` in torch. The block is worked on in place, small enough for a CPU's cache."""
 
     elements = gradient_elements = 1 << 22
+    least_rows = 1
     kept_elements = 1 << 25
 
     def prepare(self, head: Head) -> Head:
-        if head.weight.shape[1] >= _WIDE:
-            self.elements, self.gradient_elements = 2 * self.elements, 2 * self.gradient_elements
+        own, times = type(self), 2 if head.weight.shape[1] >= _WIDE else 1
+        self.elements, self.gradient_elements = times * own.elements, times * own.gradient_elements
         return head
 
     def stats(self, rows: HeadRows, part: slice, head: Head, out: Found) -> Tensor:

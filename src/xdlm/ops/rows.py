@@ -44,8 +44,8 @@ def row_stats(
     tokens, whose logits count as -inf. Logits are float32 from here on, or float64 if `hidden` is.
 
     `impl`: "eager" holds all logits; "chunked" holds a bounded block of rows of them and computes
-    them again in the backward pass; "fused" does the same with Triton kernels on a GPU. "auto" is
-    "fused" where it can run and "chunked" elsewhere.
+    them again in the backward pass, unless they are few (128 MiB in float32) and were kept; "fused" has
+    Triton kernels on a GPU, and keeps none. "auto" is "fused" where it can run and "chunked" elsewhere.
     """
     impl = resolve_impl(impl, hidden.device, hidden.dtype)
     special = special_tuple(mask_id)
