@@ -5,14 +5,16 @@
 
 `statistics` is `row_stats` alone, for several numbers of rows and widths; `loss` is a forward pass, or a
 training step without the optimizer, of a DiT of 2 x 128; `sample` is 64 steps of the same model. Both ways
-run by turns in one process; a figure is the best of the runs, of which there are at least --repeats (one, of
-sampling), and more where they are short. The ratio is ours by the other: below 1 is faster.
+run by turns in one process; a figure is the best of the runs, of which there are at least --repeats (of
+sampling one), and more where they are short. `ratio` is ours by the other: below 1 is faster. `same` is the
+other way by itself, the runs of both by turns with the rest: as far from 1 as it is can be mere chance.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,8 +35,6 @@ from xdlm.sampling import SamplerConfig, sample
 from xdlm.structs import Batch
 from xdlm.training.loss import DiffusionLoss
 
-#: Runs go on until they have taken this many seconds together.
-ENOUGH = 2.0
 Run = Callable[[], object]
 Pair = tuple[dict[str, object], Run, Run]
 
@@ -49,47 +49,56 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5, help="runs of each way, at least")
     parser.add_argument("--out", type=Path, help="write the figures to this file")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of runs of a pair, at least")
     options = parser.parse_args()
     vocab = Vocab(501, 500) if options.small else Vocab(50_258, 50_257)
+    about = {
+        "cpu": processor(),
+        "torch": torch.__version__,
+        "commit": commit(),
+        "vocab": vocab.size,
+    }
     pairs = [*statistics_pairs(vocab, options.rows, options.widths), *model_pairs(vocab)]
-    found = []
+    found: list[dict[str, object]] = []
     with progress("timing") as report:
         for done, (threads, (what, ours, other)) in enumerate(product(options.threads, pairs)):
+            report(done, len(pairs) * len(options.threads))
             torch.set_num_threads(threads)
             repeats = 1 if what["task"] == "sample" else options.repeats
-            found.append({"threads": threads, **what, **compare(ours, other, repeats)})
-            report(done + 1, len(pairs) * len(options.threads))
+            times = compare(ours, other, repeats, options.seconds)
+            found.append({"threads": threads, **what, **times, **about})
+            if options.out is not None:  # each as soon as it is there
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(options.out, "".join(json.dumps(row) + "\n" for row in found))
     for row in found:
-        print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    if options.out is not None:
-        about = {
-            "cpu": processor(),
-            "torch": torch.__version__,
-            "commit": commit(),
-            "vocab": vocab.size,
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.out, "".join(json.dumps(row | about) + "\n" for row in found))
+        print("  ".join(f"{name} {value}" for name, value in row.items() if name not in about))
 
 
-def compare(ours: Run, other: Run, repeats: int) -> dict[str, object]:
-    """The best of each, both by turns; whoever goes first changes."""
-    best = {ours: float("inf"), other: float("inf")}
+def compare(ours: Run, other: Run, repeats: int, enough: float) -> dict[str, object]:
+    """The best of each and the ratio; and that of the other way to itself, its runs taken by turns too,
+    which says how far a ratio can be trusted. Who comes first changes."""
+    runs = {"ours": ours, "other": other}
     if repeats > 1:
-        ours(), other()
-    began = time.perf_counter()
-    n = 0
-    while n < repeats or (time.perf_counter() - began < ENOUGH and n < 100):
-        for run in (ours, other) if n % 2 else (other, ours):
-            before = time.perf_counter()
+        runs["again"] = other
+        for run in runs.values():
             run()
-            best[run] = min(best[run], time.perf_counter() - before)
-        n += 1
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    began, names = time.perf_counter(), [*runs]
+    while len(seconds["ours"]) < repeats or (
+        time.perf_counter() - began < enough and len(seconds["ours"]) < 100
+    ):
+        for name in names:
+            before = time.perf_counter()
+            runs[name]()
+            seconds[name].append(time.perf_counter() - before)
+        names = [*names[1:], names[0]]
+    best = {name: round(min(times), 5) for name, times in seconds.items()}
     return {
-        "seconds": round(best[ours], 5),
-        "other": round(best[other], 5),
-        "ratio": round(best[ours] / best[other], 3),
-        "repeats": n,
+        "seconds": best["ours"],
+        "other": best["other"],
+        "ratio": round(best["ours"] / best["other"], 3),
+        "same": round(best.get("again", best["other"]) / best["other"], 3),
+        "repeats": len(seconds["ours"]),
     }
 
 
@@ -158,12 +167,12 @@ def model_pairs(vocab: Vocab) -> Iterator[Pair]:
 
 
 def processor() -> str:
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return names[0] if names else "unknown"
+    """Its name, where Linux tells it."""
+    file = Path("/proc/cpuinfo")
+    for line in file.read_text().splitlines() if file.exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from laws import steps_off
 from processes import PROCESSES, N, ordinary_tokens, probs_of, random_prediction
 from torch import Tensor, nn
 
@@ -103,6 +104,7 @@ def test_whole_run_follows_the_law_in_every_way_to_draw(process: NoiseProcess) -
         )
     probs = probs_of(process, logits.double())
     for result in results.values():
+        assert steps_off(process, probs, 3, result.trajectory.frames) < 4
         # Independent positions and a constant prediction: the marginal at s is f_s(probs, .).
         for leg, frame in zip(
             time_grid(process, 3, torch.zeros(1)), result.trajectory.frames[1:], strict=True

@@ -139,8 +139,8 @@ class _HeadGradient:
             self.bias += d_bias
 
     def keep(self, rows: slice, block: LogitGradient) -> None:
-        """Instead of `add`, for few rows: `taken` then multiplies them by the upstream number before it adds
-        them, and not a whole weight's gradient afterwards."""
+        """Instead of `add`, for few rows: `taken` multiplies them by the upstream number and then adds
+        them, which spares it the gradient of a whole weight."""
         self._kept.append((rows, block))
 
     def taken(self, factor: Tensor | None = None) -> tuple[Tensor | None, ...]:
