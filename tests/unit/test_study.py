@@ -80,7 +80,7 @@ def test_curves_and_texts_beside_the_records_are_shown(tmp_path: Path) -> None:
         add_seconds(folder / "seconds.csv", command, seconds)
     write_study(folder, tmp_path / "RESULTS.md")
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "| 180 | 70 |" in page and "and 77 s (1.3 min) of measuring" in page
+    assert "| 180 | 70 |" in page and "and commands 77 s (1.3 min) of measuring" in page
     assert "(results/figures/losses.png)" in page and (folder / "figures/losses.png").is_file()
     assert (folder / "figures/adaptation.png").is_file()
     assert "<summary>Texts of 8 steps</summary>" in page
@@ -178,9 +178,11 @@ def test_notes_stand_at_the_end(tmp_path: Path) -> None:
     append_records(tmp_path / "r.jsonl", [ppl("MDLM", 20.0)])
     (tmp_path / "notes.md").write_text("Tried: *more*.\n", encoding="utf-8")
     write_study(tmp_path, tmp_path / "R.md")
+    page = (tmp_path / "R.md").read_text(encoding="utf-8")
     assert (
-        (tmp_path / "R.md").read_text(encoding="utf-8").endswith("\n## Notes\n\nTried: *more*.\n")
+        page.endswith("\n\nTried: *more*.\n") and "\n## Notes\n\n*These are people's words" in page
     )
+    assert "written by hand ([./notes.md](./notes.md))" in page and "[Notes](#notes)." in page
 
 
 def test_differences_of_recipes_are_said() -> None:

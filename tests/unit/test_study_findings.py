@@ -18,15 +18,17 @@ from xdlm.report.study.changes import counts_of
 from xdlm.report.study.collection import averaged, once
 from xdlm.report.study.course import gaps, shrinks
 from xdlm.report.study.crossover import against_masked, ahead, crossing
-from xdlm.report.study.judges import compare
+from xdlm.report.study.judges import _verdict, compare
 from xdlm.report.study.page import Section
 from xdlm.report.study.verdict import Estimate, Finding, Outcome, agreement, below, positive
+
+JUDGES = "Two judges put the methods in the same order"
 
 
 def test_what_follows_the_paper_holds() -> None:
     page = page_of(whole())
     found = verdicts(page)
-    assert len(found) == 14 and set(found.values()) == {"holds"}, found
+    assert len(found) == 15 and set(found.values()) == {"holds"}, found
     assert "| MDLM | 23.32 ± 0.10 | +0.0 % | 23.321 | +0.0 % |" in page
     assert (
         "XDLM k=0.1 and MDLM change places under SmolLM2-135M-Instruct-Q8_0.gguf at 111 steps"
@@ -34,7 +36,7 @@ def test_what_follows_the_paper_holds() -> None:
     )
     assert "under judge at 111 steps; in the paper at 108 steps" in page
     assert "Not measured" not in page.replace("Not measured (sampling steps", "")
-    assert "Commands took 1,284 s (21.4 min) of training" in page, "7 x 180 + 2 x 12"
+    assert "models took 1,284 s (21.4 min) of training" in page, "7 x 180 + 2 x 12"
     assert "| adapt-xdlm | XDLM k=0.1 | 8 × 384 | 300 |" in page
     assert "alike but for the noise" in page
 
@@ -59,7 +61,7 @@ def test_what_contradicts_the_paper_does_not_hold() -> None:
 def test_what_noise_hides_is_said_to_be_hidden() -> None:
     noisy = [replace(r, stderr=10 * r.value) if r.value and r.stderr else r for r in whole()]
     found = verdicts(page_of(noisy))
-    assert found["Two judges put the methods in the same order"] == "not separated by the noise"
+    assert found[f"{JUDGES}, fewer than 128 steps"] == "not separated by the noise"
     assert set(found.values()) == {"not separated by the noise"}, found
 
 
@@ -212,6 +214,10 @@ def test_judges_that_disagree() -> None:
     assert (same.tau, same.pairs, same.sure, same.opposed) == (1, 3, 2, [])
     (other,) = compare(cells(10, 20, 30), cells(30, 20, 10))
     assert other.tau == -1 and len(other.opposed) == 3
+    assert _verdict("x", [same]).outcome == Outcome.HOLDS
+    assert _verdict("x", [same, other]).outcome == Outcome.FAILS
+    close = replace(same, pairs=40)
+    assert _verdict("x", [close]).outcome == Outcome.NOISE, "2 of 40 say nothing of the others"
     assert agreement([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
 
 
@@ -232,6 +238,7 @@ def test_figures_of_the_paper() -> None:
     assert paper.VALIDATION.column("PPL")["XDLM k=0.001"] == 23.495
     assert paper.ZERO_SHOT.value("XDLM k=0.5", "pubmed:test") == 43.373
     assert paper.ZERO_SHOT.value("UDLM", "zero-shot") == 59.574
+    assert paper.TRAJECTORY.value("remask", 24) == 1 and paper.TRAJECTORY.value("unmask", 8) == 30
     assert paper.OWT_QUALITY.value("UDLM", 1024) == 106.666
     assert paper.OWT_ENTROPY.value("MDLM", 8) == 5.872
     assert paper.LM1B_QUALITY.value("XDLM k=0.1", 4) == 246.134

@@ -82,9 +82,9 @@ def test_exact_texts_of_that_training_count_with_the_others() -> None:
     found = [
         page_of_study(one) for one in (study, replace(study, drawn=drawn_by_way([*EXACT, *GUMBEL])))
     ]
-    assert "again 350.0 and 340.0, together" not in found[0]
-    assert "again 350.0 and 340.0, together" in found[1]
-    assert "steps, and those of all trainings, are judged together" in found[1]
+    assert "again 350.0 and 340.0, over all 2 trainings" not in found[0]
+    assert "again 350.0 and 340.0, over all 2 trainings" in found[1]
+    assert "Over several trainings the mean allows for" in found[1]
 
 
 def test_a_fall_that_exact_draws_share_is_none_of_the_noise() -> None:

@@ -109,10 +109,10 @@ def test_what_images_took_stands_with_them() -> None:
         "mdlm.ppl": 60.0,
     })  # fmt: skip
     text, images = compose(study, "results/repro", "RESULTS.md")[0].split("## Images: codes")
-    assert "and 60 s (1.0 min) of measuring" in text
+    assert "and commands 60 s (1.0 min) of measuring" in text
     assert took.model == "runs/cifar10/codes-mdlm" and "codes-mdlm" not in text
     assert "| codes-mdlm | MDLM |" in images and (
-        "took 77 s (1.3 min) of training and 120 s (2.0 min) of measuring" in images
+        "took 77 s (1.3 min) of training, and commands 120 s (2.0 min) of measuring" in images
     )
 
 

@@ -7,7 +7,7 @@ records. Verdicts are computed: a difference against its standard error.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xdlm.files import check_writable, write_atomic
@@ -23,15 +23,16 @@ from xdlm.report.study.images import coded_images, pixel_images
 from xdlm.report.study.judges import judges
 from xdlm.report.study.law import known_laws
 from xdlm.report.study.likelihood import validation, zero_shot
-from xdlm.report.study.page import Plot, Section, summary
+from xdlm.report.study.otherwise import trained_otherwise
+from xdlm.report.study.page import Plot, Section, fold, summary
 from xdlm.report.study.trained import trained
-from xdlm.report.study.verdict import SURE
+from xdlm.report.study.verdict import SURE, Finding
 from xdlm.report.study.writing import generation
 
 #: Each gives None where there is nothing to tell.
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
     trained, validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws,
-    ideal_predictions, balance, dynamics, transitions, adaptation,
+    ideal_predictions, balance, dynamics, trained_otherwise, transitions, adaptation,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 
@@ -61,27 +62,56 @@ def compose(study: Study, results: str, name: str, notes: str = "") -> tuple[str
     where a finding does not hold; it stands at the end, as it is."""
     found = [section(study) for section in (*(TEXT if study.has_text else ()), *IMAGES)]
     sections = [section for section in found if section is not None]
-    findings = [finding for section in sections for finding in section.findings]
+    main, aside = (
+        [f for s in sections if s.aside == far for f in s.findings] for far in (False, True)
+    )
     at = f", at training step {study.step:,}" if study.has_text else ""
     head = f"""# Results
 
 The paper's findings at a size that one GPU trains in minutes{at}. This page is
 written by `xdlm report --results {results} --out {name}` from the records in [{results}]({results}),
-verdicts included: a finding *holds* or *does not hold* where the difference is more than {SURE:g} of its
-standard errors (se), and is *not separated by the noise* where it is less. One of several parts, such as
-two judges, holds where all do, and does not where one does not. Values are ± one standard error,
+verdicts included{_by_hand(results, notes)}.
+
+A finding *holds* or *does not hold* where the difference is more than {SURE:g} of its standard errors (se),
+and is *not separated by the noise* where it is less. One of several parts, such as two judges, holds where
+all do, and does not where one does not. Values are ± one standard error,
 which knows nothing of how much another training run would differ{_another(study)}.
 {_errors(study)} Scale, data
 and judges differ from the paper's, whose models have read hundreds to thousands of times as much text:
 compare orders and gaps, not values, and take what does not hold here for not seen at this size, not for
 refuted.
 
-{summary(findings)}
+{summary(main)}
+{_further(aside)}
+On this page: {", ".join([*(s.link for s in sections), *["[Notes](#notes)"] * bool(notes.strip())])}.
 """
     pages = [s.markdown(results, study.sources(s.records)) for s in sections]
-    pages += [f"## Notes\n\n{notes.strip()}\n"] if notes.strip() else []
+    if notes.strip():
+        pages.append(f"## Notes\n\n*{_OWN_WORDS}*\n\n{notes.strip()}\n")
     plots = {name: plot for section in sections for name, plot in section.figures.items()}
     return "\n".join([head, *pages]), plots
+
+
+_OWN_WORDS = (
+    "These are people's words, and not the report's. Figures in them are of the records too, or are said "
+    "to be from logs."
+)
+
+
+def _by_hand(results: str, notes: str) -> str:
+    file = f"{results}/notes.md"
+    return (
+        f"; the [notes](#notes) at its end are written by hand ([{file}]({file}))" if notes else ""
+    )
+
+
+def _further(findings: Sequence[Finding]) -> str:
+    """What is found without any trained model; folded, for there is much of it."""
+    return (
+        f"\n{fold('The same for known laws and ideal predictions', summary(findings))}\n"
+        if findings
+        else ""
+    )
 
 
 def _another(study: Study) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from xdlm.evaluation.perplexity import ZERO_SHOT_MEAN
 from xdlm.report.comparison import method_of
 from xdlm.report.study import paper
+from xdlm.report.study.beside import AGAIN
 from xdlm.report.study.collection import Study, seed_of
 from xdlm.report.study.commands import repeat_again
 from xdlm.report.study.course import gaps
@@ -22,6 +23,7 @@ from xdlm.report.study.trained import differing, train_seconds, what_it_took
 from xdlm.report.study.verdict import (
     Estimate,
     Finding,
+    across,
     below,
     difference,
     estimate,
@@ -32,6 +34,8 @@ from xdlm.report.study.writing import all_steps, findings, numbers_of_texts
 from xdlm.report.tables import markdown_table
 
 TITLE = "Trained again"
+#: For the report to find them.
+_FOLDER = f"results/repro/{AGAIN}"
 #: Of something, before and again.
 Pair = tuple[Estimate, Estimate]
 
@@ -53,7 +57,7 @@ def trained_again(study: Study) -> Section | None:
             *(_writing(study, again, *pair) for pair in pairs), _worth(study, again), crossings(judged),
         ],
         [replace(f, claim=f"{TITLE}: {f.claim}") for f in (*_orderings(again), *written)],
-        figures, [*train_seconds(again).values(), *records], repeat_again(again),
+        figures, [*train_seconds(again).values(), *records], f"{repeat_again(again)} --out {_FOLDER}",
     )  # fmt: skip
 
 
@@ -171,8 +175,8 @@ def _writing(study: Study, again: Study, judge: str, other: str) -> str:
     found = [gaps(first), gaps(second)]
     for name, own in zip((f"{MIXED} against {MASKED}", "again"), found, strict=True):
         rows.append([name, *(as_share(own[n]) if n in own else "" for n in steps)])
-    both = {n: pooled([own[n] for own in found]) for n in steps if all(n in own for own in found)}
-    rows.append(["together", *(as_share(both[n]) if n in both else "" for n in steps)])
+    both = {n: across([own[n] for own in found]) for n in steps if all(n in own for own in found)}
+    rows.append(["over both", *(as_share(both[n]) if n in both else "" for n in steps)])
     who = (
         judge if same else f"{judge}, trained again too: its values compare within a training alone"
     )

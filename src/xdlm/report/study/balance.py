@@ -61,7 +61,7 @@ def balance(study: Study) -> Section:
         ],
     )
     parts = (
-        [_frontiers(found), _table(found, theirs)]
+        [_frontiers(found), _table(study, found, theirs)]
         if found
         else [
             f"Not measured: needs zero-shot perplexity and texts of {STEPS} steps of the same models."
@@ -128,17 +128,19 @@ def _frontiers(found: Mapping[str, TradeOff]) -> str:
     return "  \n".join(["By their values, whatever their errors:", *lines])
 
 
-def _table(found: Mapping[str, TradeOff], theirs: Mapping[str, Place]) -> str:
+def _table(study: Study, found: Mapping[str, TradeOff], theirs: Mapping[str, Place]) -> str:
     spots = {judge: {s.name: s for s in one.spots} for judge, one in found.items()}
+    entropy = {name: row[STEPS] for name, row in study.written(None).items() if STEPS in row}
     rows = []
     for name in dict.fromkeys([*paper.METHODS, *(n for own in spots.values() for n in own)]):
         own = [by_name.get(name) for by_name in spots.values()]
         seen = next((spot for spot in own if spot), None)
         row = [name, _place(seen)[0].shown() if seen else ""]
         row += ["" if spot is None else _place(spot)[1].shown() for spot in own]
+        row += [entropy[name].shown(3) if name in entropy else ""]
         row += [f"{p.value:.3f}" for p in theirs[name]] if name in theirs else ["", ""]
         rows.append(row)
-    judged = [f"{STEPS} steps, {judge}" for judge in spots]
+    judged = [*(f"{STEPS} steps, {judge}" for judge in spots), "their entropy"]
     return markdown_table(
         ["", "zero-shot", *judged, "paper: zero-shot", f"paper: {STEPS} steps"], rows
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,12 +80,34 @@ def transitions(study: Study) -> Section:
     others = {n: counts for n, counts in found.items() if n != shown}
     parts = [f"{_TITLE}\n\n{_table({shown: own})}"] if own else []
     parts += [fold("The same in other numbers of steps", _table(others))] if others else []
+    parts += [_beside_paper(own[MIXED])] if MIXED in own and shown == STEPS else []
     parts += missing(paper.METHODS, own, f"changes in {shown} steps, step {study.step:,}")
     return Section(
         "What sampling steps do", ("tab:case_lm1b_progress",), parts,
         [_kinds(own, shown), _fades(own, shown)],
         {"transitions": lambda file: _plot(own, shown, file)} if own else {}, records, measure_again(study),
     )  # fmt: skip
+
+
+def _beside_paper(counts: Counts) -> str:
+    """Between the steps that the paper shows a text at, for each hundred positions that it has; the paper
+    colours what differs from the state it showed before, here every change counts."""
+    marks = [int(mark) for mark in paper.TRAJECTORY.columns]
+    parts = [slice(before, mark) for before, mark in pairwise([0, *marks])]
+    heads = [f"{part.start + 1} to {part.stop}" if part.stop - part.start > 1 else f"{part.stop}"
+             for part in parts]  # fmt: skip
+    rows = []
+    for kind in KINDS:
+        look = _MEANING[kind]
+        own = [counts.total(kind, part) for part in parts]
+        rows.append([f"{look.name}, a text here", *(found.shown() for found in own)])
+        rows.append([f"{look.name}, the paper's text", *paper.TRAJECTORY.rows[kind]])
+    theirs = f"the paper's <code>{paper.TRAJECTORY.label}</code>, {paper.TRAJECTORY.about}"
+    title = (
+        f"*{MIXED} on its way, beside {theirs} (here 256 tokens, and every change counts, where the paper "
+        "colours what differs from the line before):*"
+    )
+    return f"{title}\n\n{markdown_table(['steps', *heads], rows)}"
 
 
 def _by_method(records: Sequence[EvalRecord], study: Study) -> dict[str, Counts]:
@@ -134,7 +157,9 @@ def _fades(found: dict[str, Counts], steps: int) -> Finding:
     difference = Estimate(first.value - last.value, math.hypot(first.stderr, last.stderr))
     words = f"{first.shown()} a text in the first {quarter} steps, {last.shown()} in the last"
     brief = f"{first.plain()} to {last.plain()}"
-    return Finding(claim, paper_says, [positive(difference, words, brief)])
+    left = "the paper says that it disappears entirely, here some of it is left"
+    remark = f"In the end {left}: {last.shown()} a text." if last.value else ""
+    return Finding(claim, paper_says, [positive(difference, words, brief)], remark)
 
 
 def _table(found: dict[int, dict[str, Counts]]) -> str:

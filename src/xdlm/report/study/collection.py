@@ -30,6 +30,7 @@ from xdlm.report.study.beside import (
     AGAIN,
     GUMBEL,
     LAW,
+    OTHERWISE,
     SAMPLES,
     Curves,
     Samples,
@@ -85,6 +86,8 @@ class Study:
     """Some of the methods, trained again."""
     drawn: Drawn | None = None
     """Some of the methods, sampled in two ways."""
+    otherwise: dict[str, Study] = field(default_factory=dict)
+    """The same under other recipes, by name."""
     law: list[EvalRecord] = field(default_factory=list)
     """Of texts whose law is known, drawn without a model."""
 
@@ -125,7 +128,8 @@ class Study:
 
     @cached_property
     def _groups(self) -> dict[str, list[EvalRecord]]:
-        others = [self.again, *([] if self.drawn is None else self.drawn.ways)]
+        drawn = [] if self.drawn is None else self.drawn.ways
+        others = [self.again, *drawn, *self.otherwise.values()]
         apart = [record for other in others if other is not None for record in other.records]
         return grouped([*self.records, *apart, *self.law])
 
@@ -192,6 +196,8 @@ def read_study(folder: Path) -> Study:
         exact, noisy = drawn_by_way(_read_all(folder / GUMBEL))
         exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
         study = with_drawn(study, Drawn(exact, noisy))
+    for other in sorted(f for f in (folder / OTHERWISE).glob("*") if f.is_dir()):
+        study = with_otherwise(study, other.name, _read_one(other))
     if (folder / LAW).is_dir():
         study = replace(study, law=_read_all(folder / LAW))
     return study
@@ -281,6 +287,14 @@ def with_drawn(study: Study, drawn: Drawn) -> Study:
     """With methods that were trained again and sampled in two ways."""
     _check_again(study, drawn.exact)
     return replace(study, drawn=drawn)
+
+
+def with_otherwise(study: Study, name: str, other: Study) -> Study:
+    """With a study of another recipe, which read the same texts."""
+    for data in {r.data for r in other.of("ppl")}:
+        read = [*study.of("ppl", data=data), *other.of("ppl", data=data)]
+        check_alike(read, ("data_sha256",), f"{name}, perplexity of {data}")
+    return replace(study, otherwise={**study.otherwise, name: other})
 
 
 def _check_again(study: Study, again: Study) -> None:

@@ -54,6 +54,7 @@ def dynamics(study: Study) -> Section:
     parts += [_shown(q) for q in read]
     parts += [of_paper(paper.ZERO_SHOT_COURSE)]
     parts += [fold(q.name, _table(q)) for q in wrote]
+    parts += [_entropies(study)]
     parts += [of_paper(paper.LM1B_COURSE, folded=True)]
     figures = {"dynamics": lambda file: _plot(found, file)} if found else {}
     records = [r for q in found for r in q.records]
@@ -88,6 +89,20 @@ def _quantities(study: Study) -> list[Quantity]:
             cells = grid(written, lambda r: r.step)
             found.append(Quantity(name, f"{judge}:", True, written, cells))
     return found
+
+
+def _entropies(study: Study) -> str:
+    """What belongs beside perplexities of generated text, by training step."""
+    own = study.of("entropy", step=None)
+    early = {r.steps for r in own if r.step != study.step}
+    tables = []
+    for steps in sorted(n for n in early if n is not None):
+        cells = grid([r for r in own if r.steps == steps], lambda r: r.step)
+        shown = {name: {f"{step:,}": e for step, e in row.items()} for name, row in cells.items()}
+        heads = [f"{step:,}" for step in _steps(cells)]
+        table = by_method("training step", heads, shown, digits=3, best=False)
+        tables.append(f"*Texts of {steps:,} steps:*\n\n{table}")
+    return fold("Entropy of generated texts, nats", "\n\n".join(tables)) if tables else ""
 
 
 def _read(study: Study, data: str) -> Grid[int]:

@@ -15,6 +15,7 @@ from xdlm.report.study.course import gaps
 from xdlm.report.study.crossover import PAPER, by_steps, crossings, plot_mixed
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Plot, Section, as_share, listed
+from xdlm.report.study.pooling import judges_again
 from xdlm.report.study.trained import what_it_took
 from xdlm.report.study.verdict import (
     Estimate,
@@ -46,7 +47,9 @@ def drawn_by_gumbel(study: Study) -> Section | None:
         return None
     ways = {_EXACT: drawn.exact, **{_WAYS[name]: own for name, own in drawn.noisy.items()}}
     judges = sorted({judge for own in drawn.noisy.values() for judge in own.judges})
-    figures: dict[str, Plot] = {"gumbel": partial(_plot, ways, judges)} if judges else {}
+    # What a judge is called on the rest of the page, where it is the same one.
+    called = {other: judge for judge, other in judges_again(study, drawn.exact).items()}
+    figures: dict[str, Plot] = {"gumbel": partial(_plot, ways, judges, called)} if judges else {}
     records = [r for one in drawn.ways for r in one.last if r.metric in ("gen_ppl", "entropy")]
     commands = [
         repeat_again(drawn.exact),
@@ -55,10 +58,11 @@ def drawn_by_gumbel(study: Study) -> Section | None:
     return Section(
         TITLE, ("tab:owt_performance",),
         [
-            _about(drawn), *what_it_took(drawn.exact), *(_perplexities(ways, judge) for judge in judges),
-            *(_crossings(_WAYS[name], own) for name, own in drawn.noisy.items()), _entropies(ways),
+            _about(drawn), *what_it_took(drawn.exact),
+            *(_perplexities(ways, judge, called) for judge in judges),
+            *(_crossings(_WAYS[name], own, called) for name, own in drawn.noisy.items()), _entropies(ways),
         ],
-        [finding for name in drawn.noisy for finding in _findings(drawn, name)], figures, records,
+        [finding for name in drawn.noisy for finding in _findings(drawn, name, called)], figures, records,
         "\n".join(f"{command} --out {_FOLDER}" for command in commands),
     )  # fmt: skip
 
@@ -82,10 +86,10 @@ def _about(drawn: Drawn) -> str:
     return f"{said}{law if STARVED in drawn.noisy else ''}."
 
 
-def _findings(drawn: Drawn, sampler: str) -> list[Finding]:
+def _findings(drawn: Drawn, sampler: str, called: Mapping[str, str]) -> list[Finding]:
     """Few steps and many, all of the many together, and how much variety is lost on the way."""
     noisy, claim = drawn.noisy[sampler], _CLAIMS[sampler]
-    judged = _judged(noisy)
+    judged = _judged(noisy, called)
     steps = all_steps(noisy.written(None))
     found = []
     for better, worse, n in ((MIXED, MASKED, FEWEST), (MASKED, MIXED, max(steps, default=FEWEST))):
@@ -124,16 +128,16 @@ def _fall(exact: Study, noisy: Study, few: int, many: int) -> Test:
     return positive(combination(terms), ", drawn exactly ".join(words), ", exactly ".join(brief))
 
 
-def _judged(study: Study) -> dict[str, Grid[int]]:
-    return {judge: study.written(judge) for judge in study.judges}
+def _judged(study: Study, called: Mapping[str, str]) -> dict[str, Grid[int]]:
+    return {called.get(judge, judge): study.written(judge) for judge in study.judges}
 
 
-def _crossings(way: str, study: Study) -> str:
-    found = crossings(_judged(study))
+def _crossings(way: str, study: Study, called: Mapping[str, str]) -> str:
+    found = crossings(_judged(study, called))
     return f"By {way}: {found}" if found else ""
 
 
-def _perplexities(ways: Mapping[str, Study], judge: str) -> str:
+def _perplexities(ways: Mapping[str, Study], judge: str, called: Mapping[str, str]) -> str:
     cells = {way: one.written(judge) for way, one in ways.items()}
     exact, *noisy = cells.values()
     steps = sorted({n for one in noisy for n in all_steps(one)})
@@ -147,7 +151,7 @@ def _perplexities(ways: Mapping[str, Study], judge: str) -> str:
     for way, gap in zip((*ways, "the paper"), map(gaps, (*cells.values(), PAPER)), strict=True):
         shown = (as_share(gap[n]).removesuffix(" ± 0.0") if n in gap else "" for n in steps)
         rows.append([f"{MIXED} against {MASKED}, {way}", *shown])
-    return f"*Perplexity under {judge}:*\n\n{_by_steps(steps, rows)}"
+    return f"*Perplexity under {called.get(judge, judge)}:*\n\n{_by_steps(steps, rows)}"
 
 
 def _change(exact: Estimate, noisy: Estimate) -> str:
@@ -185,8 +189,11 @@ def _all_ways(
     ]
 
 
-def _plot(ways: Mapping[str, Study], judges: Sequence[str], file: Path) -> None:
+def _plot(
+    ways: Mapping[str, Study], judges: Sequence[str], called: Mapping[str, str], file: Path
+) -> None:
     """Mixed noise beside masked noise, in all ways to draw and in the paper."""
     plot_mixed(file, {
-        judge: {way: one.written(judge) for way, one in ways.items()} for judge in judges
+        called.get(judge, judge): {way: one.written(judge) for way, one in ways.items()}
+        for judge in judges
     })  # fmt: skip

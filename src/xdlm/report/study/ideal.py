@@ -78,7 +78,7 @@ def ideal_predictions(study: Study) -> Section | None:
     tables = [part for own in laws.values() for part in _tables(own)]
     return Section(
         TITLE, ("tab:app_owt_valppl", "tab:owt_performance"), [_ABOUT, *tables], _findings(laws), figures,
-        records, draw_known_again(records),
+        records, draw_known_again(records), aside=True,
     )  # fmt: skip
 
 

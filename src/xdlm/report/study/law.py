@@ -55,7 +55,7 @@ def known_laws(study: Study) -> Section | None:
     tables = [part for own in laws.values() for part in _tables(own)]
     return Section(
         TITLE, ("tab:owt_performance",), [_ABOUT, *tables, *_falls(laws, study.written(None))],
-        _findings(laws), figures, records, draw_known_again(records),
+        _findings(laws), figures, records, draw_known_again(records), aside=True,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,12 +32,24 @@ class Section:
     command: str = ""
     pictures: Mapping[str, str] = field(default_factory=dict)
     """Files that are there already, by their places among the results, and what they show."""
+    aside: bool = False
+    """Whether its findings are about something else than what was trained."""
+
+    @property
+    def heading(self) -> str:
+        beside = ", ".join(f"`{label}`" for label in self.labels)
+        return self.title + (f" (paper: {beside})" if beside else "")
+
+    @property
+    def link(self) -> str:
+        """To its heading, as pages on the web name it: letters, digits, hyphens and underscores."""
+        plain = re.sub(r"[^\w\- ]", "", self.heading.lower())
+        return f"[{self.title}](#{plain.replace(' ', '-')})"
 
     def markdown(self, results: str, sources: Sequence[EvalRecord] = ()) -> str:
         """With figures found in the folder of results, and what was measured with, by the `sources` of its
         records."""
-        beside = ", ".join(f"`{label}`" for label in self.labels)
-        blocks = [f"## {self.title}" + (f" (paper: {beside})" if beside else "")]
+        blocks = [f"## {self.heading}"]
         if self.findings:
             blocks.append("\n".join(f"- {finding.sentence}" for finding in self.findings))
         blocks += [f"![{name}]({results}/figures/{name}.png)" for name in self.figures]

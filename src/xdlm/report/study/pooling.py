@@ -1,8 +1,8 @@
 """Masked against mixed noise over several numbers of sampling steps, and over several trainings.
 
-Averaged are differences of log perplexity under one judge, log(mixed / masked), with weights 1 / se^2
-(`verdict.pooled`), and not perplexities: those of a judge that was trained again too compare among
-themselves alone.
+Averaged are differences of log perplexity under one judge, log(mixed / masked), and not perplexities:
+those of a judge that was trained again too compare among themselves alone. Within a training texts are
+independent (`verdict.pooled`); trainings differ by more than their texts tell (`verdict.across`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from xdlm.report.study.course import gaps
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import as_share, listed, percent
 from xdlm.report.study.verdict import (
+    Estimate,
     Finding,
     Test,
+    across,
     below,
     pooled,
     positive,
@@ -34,12 +36,17 @@ _EQUAL = 1e-4
 
 def rule(study: Study) -> str:
     """How figures are put together, in a sentence."""
-    more = ", and those of all trainings," if other_trainings(study) else ""
-    return (
-        f"{listed(MANY)} steps{more} are judged together by the mean of log({MIXED} / {MASKED}), each "
-        "weighted by the inverse of its squared error: such texts are independent, and a judge is compared "
-        "with nobody but itself."
+    said = (
+        f"{listed(MANY)} steps are judged together by the mean of log({MIXED} / {MASKED}), each weighted "
+        "by the inverse of its squared error: such texts are independent, and a judge is compared with "
+        "nobody but itself."
     )
+    more = (
+        " Over several trainings the mean allows for how much these differ beyond the errors of their "
+        "texts (random effects, DerSimonian and Laird 1986): what holds is then said of the methods, and "
+        "not of one pair of models."
+    )
+    return said + (more if other_trainings(study) else "")
 
 
 def other_trainings(study: Study) -> list[Study]:
@@ -91,19 +98,20 @@ def repeatedly(cells: Grid[int], repeated: Sequence[Grid[int]], steps: int) -> T
         [one.get(name, {}).get(steps) for name in (MASKED, MIXED)] for one in (cells, *repeated)
     )
     whole = [pair for pair in others if None not in pair]
-    if None in first or not whole:
+    mean = over_trainings([cells, *repeated], [steps])
+    if None in first or not whole or mean is None:
         return below(MASKED, first[0], MIXED, first[1])
-    mean = pooled([gap for one in (cells, *repeated) if (gap := gaps(one).get(steps)) is not None])
+    count = f"all {1 + len(whole)} trainings"
     (a, b), *more = [[e for e in pair if e is not None] for pair in (first, *whole)]
     words = ", ".join([
         f"{MASKED} {a.shown()}, {MIXED} {b.shown()}",
         "trained again " + ", then ".join(f"{c.shown()} and {d.shown()}" for c, d in more),
-        f"together {as_share(mean)}",
+        f"over {count} {MIXED} {as_share(mean)} from {MASKED}",
     ])  # fmt: skip
     brief = ", ".join([
         f"{a.plain()} and {b.plain()}",
         "again " + ", then ".join(f"{c.plain()} and {d.plain()}" for c, d in more),
-        f"together {percent(math.expm1(mean.value))}",
+        f"over {count} {as_share(mean)}",
     ])  # fmt: skip
     return positive(mean, words, brief)
 
@@ -112,7 +120,7 @@ def many_together(
     judged: Mapping[str, Grid[int]], repeated: Mapping[str, Sequence[Grid[int]]]
 ) -> Finding:
     """Whether masked noise writes better in many steps, whatever their number."""
-    theirs = (paper.OWT_QUALITY.column(steps) for steps in MANY)
+    theirs = [paper.OWT_QUALITY.column(steps) for steps in MANY]
     return Finding(
         f"{listed(MANY)} sampling steps together, drawn exactly: {MASKED} writes better than {MIXED}",
         ", ".join(f"{column[MASKED]:.1f} < {column[MIXED]:.1f}" for column in theirs),
@@ -123,11 +131,39 @@ def many_together(
     )
 
 
-def _over(trainings: Sequence[Grid[int]], steps: Collection[int]) -> Test:
-    found = [(n, gap) for one in trainings for n, gap in gaps(one).items() if n in steps]
-    if not found:
+def less_than_published(
+    judged: Mapping[str, Grid[int]], repeated: Mapping[str, Sequence[Grid[int]]], steps: int
+) -> Finding:
+    """Whether a lead of masked noise as large as the paper's can be excluded."""
+    theirs = paper.OWT_QUALITY.column(steps)
+    lead = math.log(theirs[MIXED] / theirs[MASKED])
+    claim = f"{MASKED}'s lead over {MIXED} is smaller than the paper's"
+    return Finding(
+        f"{steps:,} sampling steps, drawn exactly: {claim}",
+        percent(math.expm1(lead)),
+        [
+            under(judge, _smaller(over_trainings([cells, *repeated.get(judge, [])], [steps]), lead))
+            for judge, cells in judged.items()
+        ],
+    )
+
+
+def _smaller(gap: Estimate | None, lead: float) -> Test:
+    if gap is None:
         return unmeasured(f"{MIXED} and {MASKED}")
-    mean = pooled([gap for _, gap in found])
-    where = listed(sorted({n for n, _ in found}))
+    return positive(Estimate(lead - gap.value, gap.stderr), as_share(gap), as_share(gap))
+
+
+def over_trainings(trainings: Sequence[Grid[int]], steps: Collection[int]) -> Estimate | None:
+    """log(mixed / masked) over some numbers of steps of each training, then over these."""
+    found = [[gap for n, gap in gaps(one).items() if n in steps] for one in trainings]
+    return across([pooled(own) for own in found if own]) if any(found) else None
+
+
+def _over(trainings: Sequence[Grid[int]], steps: Collection[int]) -> Test:
+    mean = over_trainings(trainings, steps)
+    if mean is None:
+        return unmeasured(f"{MIXED} and {MASKED}")
+    where = listed(sorted({n for one in trainings for n in gaps(one) if n in steps}))
     words = f"{MIXED} {as_share(mean)} from {MASKED} over {where} steps"
-    return positive(mean, words, percent(math.expm1(mean.value)))
+    return positive(mean, words, as_share(mean))

@@ -90,8 +90,8 @@ def _took(
     measuring = math.fsum(s for c, s in commands.items() if c not in names)
     return [
         markdown_table(_COLUMNS, rows),
-        f"Commands took {_minutes(training)} of training and {_minutes(measuring)} of measuring, several "
-        "of them at a time on one device.",
+        f"By their own clocks the models took {_minutes(training)} of training, and commands "
+        f"{_minutes(measuring)} of measuring, several of them at a time on one device.",
     ]
 
 

@@ -92,6 +92,26 @@ def pooled(parts: Sequence[Estimate]) -> Estimate:
     return Estimate(sums / total, total**-0.5)
 
 
+def across(trainings: Sequence[Estimate]) -> Estimate:
+    """The mean over trainings, which differ by more than the errors of their own texts: weights
+    1 / (se^2 + tau^2), where tau^2 is how much they vary beyond that (DerSimonian and Laird 1986),
+
+        tau^2 = max(0, (Q - (k - 1)) / (W - sum w^2 / W)),  Q = sum w (y - pooled)^2,
+
+    with w = 1 / se^2 and W their sum. Of so few trainings that is a rough guess, but 0 is a worse one."""
+    if len(trainings) < 2 or not all(one.stderr > 0 for one in trainings):
+        return pooled(trainings)
+    mean = pooled(trainings).value
+    weights = [one.stderr**-2 for one in trainings]
+    total = math.fsum(weights)
+    spread = math.fsum(
+        w * (one.value - mean) ** 2 for w, one in zip(weights, trainings, strict=True)
+    )
+    own = total - math.fsum(w * w for w in weights) / total
+    between = max(0.0, (spread - (len(trainings) - 1)) / own)
+    return pooled([Estimate(one.value, math.hypot(one.stderr, between**0.5)) for one in trainings])
+
+
 class Outcome(StrEnum):
     HOLDS = "holds"
     NOISE = "not separated by the noise"

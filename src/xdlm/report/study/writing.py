@@ -16,8 +16,14 @@ from xdlm.report.study.commands import write_again
 from xdlm.report.study.crossover import crossings, plot_crossover
 from xdlm.report.study.likelihood import MASKED, MIXED, ranked
 from xdlm.report.study.page import Plot, Section, beside_real, by_method, missing, of_paper
-from xdlm.report.study.pooling import many_together, repeatedly, rule, written_again
-from xdlm.report.study.verdict import Estimate, Finding, Test, below, under
+from xdlm.report.study.pooling import (
+    less_than_published,
+    many_together,
+    repeatedly,
+    rule,
+    written_again,
+)
+from xdlm.report.study.verdict import Estimate, Finding, Outcome, Test, below, under
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,8 +75,12 @@ def findings(
     repeated: Mapping[str, Sequence[Grid[int]]],
 ) -> list[Finding]:
     """Few steps are judged by the texts of one training, many by those `repeated` in others too."""
-    few = _few(judged, entropy, real)
-    return [few, _many(judged, entropy, real, repeated), many_together(judged, repeated)]
+    few, many = _few(judged, entropy, real), _many(judged, entropy, real, repeated)
+    most = _most(judged)
+    together = many_together(judged, repeated)
+    if many.outcome in (Outcome.HOLDS, Outcome.UNKNOWN) or most not in _STEPS:
+        return [few, many, together]
+    return [few, many, together, less_than_published(judged, repeated, most)]
 
 
 def _most(judged: Mapping[str, Grid[int]]) -> int:
