@@ -160,6 +160,7 @@ def test_usage_lists_every_verb(capsys) -> None:
             "at least one worker",
         ),
         (["bench", "--methods", "xdm"], "unknown method 'xdm'"),
+        (["bench", "--methods", "trunk", "--tasks", "forward-thinned"], "has no forward-thinned"),
         (["bench", "--preset", "smal"], "did you mean 'small'"),
         (["bench", "--repeats", "0"], "must be at least 1"),
         (["bench", "--kept-rows", "0"], "kept_rows must lie in"),

@@ -1,4 +1,5 @@
-"""`xdlm bench`: how fast, how much memory, and how that compares with the straightforward way."""
+"""`xdlm bench`: how fast, how much memory, and how that compares with the straightforward way and
+with the trunk alone."""
 
 from __future__ import annotations
 
@@ -23,16 +24,19 @@ from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.speed import (
     IN_TURN,
-    METHODS,
     OURS,
     PLAIN,
     TASKS,
+    TIMED,
+    TRUNK,
     Speed,
     SpeedSetting,
     check_names,
+    floor_task,
     measure,
     measure_in_turn,
     repeats_of,
+    tasks_of,
 )
 from xdlm.evaluation.waiting import measure_loader
 from xdlm.files import check_file, write_atomic
@@ -42,7 +46,9 @@ from xdlm.training.device import describe, pick_device, pick_precision
 
 _DESCRIPTION = """Throughput and peak memory of forward, forward + backward and sampling, for each noise
 process, beside a plain implementation (all logits, dense posteriors, float64 Gumbel noise) in the same
-run. On a GPU the paper's setting is the default; on a CPU a small one is.
+run, and beside the bare trunk, without head, loss and draws: the floor under all of them (in training
+nearly: a loss leaves out the end of the trunk where the head does not look). On a GPU the paper's setting
+is the default; on a CPU a small one is.
 
 examples:
   xdlm bench
@@ -77,10 +83,11 @@ _SCANS = {
 
 @dataclass(frozen=True)
 class Options:
-    methods: tuple[str, ...] = METHODS
-    """Which noise processes: mdlm, gidd, xdlm, udlm."""
+    methods: tuple[str, ...] = TIMED
+    """Which noise processes: mdlm, gidd, xdlm, udlm; and trunk, the model without head, loss and draws."""
     tasks: tuple[str, ...] = TASKS
-    """Which columns: forward (every row), forward-thinned, train (forward + backward), sample."""
+    """Which columns: forward (every row), forward-thinned, train (forward + backward), sample. For the
+    trunk: a pass, nothing, a pass forward and backward, as many passes as sampling takes."""
     plain: bool = True
     """Measure the plain implementation too."""
     in_turn: bool = False
@@ -219,9 +226,11 @@ def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
 
         for method in options.methods:
             for impl in (OURS, PLAIN) if options.plain else (OURS,):
-                keep(
-                    measure(method, setting, impl, options.tasks, status.update), f"{method} {impl}"
-                )
+                if tasks_of(method, impl, options.tasks):
+                    keep(
+                        measure(method, setting, impl, options.tasks, status.update),
+                        f"{method} {impl}",
+                    )
         if options.in_turn:
             keep(
                 measure_in_turn(options.methods, setting, options.tasks, status.update),
@@ -268,27 +277,39 @@ def _setting(options: Options) -> SpeedSetting:
 
 
 def _show(cells: list[Speed], setting: SpeedSetting) -> None:
-    task = Column("task", no_wrap=True, min_width=max(map(len, TASKS)))
-    table = Table("method", task, "tok/s", "plain tok/s", "ratio", "peak GB", "plain GB")
-    plain = {(c.method, c.task): c for c in cells if c.impl == PLAIN}
-    for cell in (c for c in cells if c.impl == OURS):
-        other = plain.get((cell.method, cell.task))
-        table.add_row(
-            cell.method, cell.task, f"{cell.tokens_per_s:,.0f}",
-            f"{other.tokens_per_s:,.0f}" if other else "",
-            f"{cell.tokens_per_s / other.tokens_per_s:.2f}" if other else "",
-            _gb(cell), _gb(other) if other else "",
-        )  # fmt: skip
     screen = console(stderr=False)
     screen.print(
         f"{describe(setting.device)}, {setting.model.kind} {' x '.join(map(str, _size(setting)))}, "
         f"{setting.n_tokens:,} tokens, batch {setting.batch} x {setting.length}, "
         f"{setting.steps} steps, {str(setting.dtype).removeprefix('torch.')}"
     )
-    screen.print(table)
+    screen.print(_beside_plain_and_trunk(cells))
     in_turn = [cell for cell in cells if cell.impl == IN_TURN]
     if in_turn:
         screen.print(_compared(in_turn, setting))
+
+
+def _beside_plain_and_trunk(cells: list[Speed]) -> Table:
+    """Our cells, how many times as fast as plain they are, and their time in units of the trunk's; no wider
+    than the 80 columns of a log."""
+    task = Column("task", no_wrap=True, min_width=max(map(len, TASKS)))
+    table = Table(
+        "method", task, "tok/s", "plain\ntok/s", "ratio", "of\ntrunk", "peak\nGB", "plain\nGB",
+        pad_edge=False, show_edge=False,
+    )  # fmt: skip
+    plain = {(c.method, c.task): c for c in cells if c.impl == PLAIN}
+    floor = {c.task: c for c in cells if c.impl == OURS and c.method == TRUNK}
+    for cell in (c for c in cells if c.impl == OURS):
+        other = plain.get((cell.method, cell.task))
+        trunk = floor.get(floor_task(cell.task)) if cell.method != TRUNK else None
+        table.add_row(
+            cell.method, cell.task, f"{cell.tokens_per_s:,.0f}",
+            f"{other.tokens_per_s:,.0f}" if other else "",
+            f"{cell.tokens_per_s / other.tokens_per_s:.2f}" if other else "",
+            f"{cell.seconds / trunk.seconds:.2f}" if trunk else "",
+            _gb(cell), _gb(other) if other else "",
+        )  # fmt: skip
+    return table
 
 
 def _compared(cells: list[Speed], setting: SpeedSetting) -> Table:

@@ -1,7 +1,8 @@
-"""Throughput and peak memory of forward, forward + backward and sampling, beside `plain`.
+"""Throughput and peak memory of forward, forward + backward and sampling, beside `plain` and a bare trunk.
 
 The paper's table: random tokens, warm-up runs, the mean of the timed ones. Ours and `plain` run one
-after the other in the same process on the same weights, so their ratio means something. Methods that differ
+after the other in the same process on the same weights, so their ratio means something. The trunk with no
+head, no loss and no draws behind it is the floor that methods are measured against. Methods that differ
 by a few per cent can also be timed in turn, a run of each after the other: the clock of a GPU that is short
 of power wanders by as much within seconds, and then it does so for all of them. Who follows whom changes
 from turn to turn.
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from xdlm.errors import UserError
 from xdlm.evaluation.plain import plain_loss, plain_sample
-from xdlm.models import Denoiser, DiTConfig, UNetConfig, build_denoiser
+from xdlm.models import Denoiser, DiTConfig, UNetConfig, build_denoiser, run_trunk
 from xdlm.models.graphed import release_workspaces
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.sampling import SamplerConfig, sample
@@ -30,7 +31,11 @@ from xdlm.training.device import compile_trunk
 from xdlm.training.loss import DiffusionLoss
 
 METHODS = ("mdlm", "gidd", "xdlm", "udlm")
-TASKS = ("forward", "forward-thinned", "train", "sample")
+#: The model without head, loss and draws, which is timed as if it were a method.
+TRUNK = "trunk"
+TIMED = (*METHODS, TRUNK)
+THINNED = "forward-thinned"
+TASKS = ("forward", THINNED, "train", "sample")
 #: What is timed: ours or `plain`, each method alone; or ours once more, the methods in turn.
 OURS, PLAIN, IN_TURN = "ours", "plain", "in turn"
 #: Sampling is many passes, and needs fewer runs to warm up.
@@ -94,12 +99,11 @@ def measure(
 ) -> Iterator[Speed]:
     """All tasks of a method, one after the other, with `impl` "ours" or "plain"."""
     subject = _subject(method, impl, setting)
-    for task in tasks:
-        if impl == PLAIN and task == "forward-thinned":
-            continue
+    for task in tasks_of(method, impl, tasks):
         if on_cell is not None:
             on_cell(f"{method} {impl} {task}")
-        yield from _timed({method: _task(task, impl, *subject, setting)}, task, impl, setting)
+        run = _task(method, task, impl, *subject, setting)
+        yield from _timed({method: run}, task, impl, setting)
 
 
 def measure_in_turn(
@@ -114,13 +118,28 @@ def measure_in_turn(
         if on_cell is not None:
             on_cell(f"{', '.join(methods)} in turn {task}")
         runs = {
-            method: _task(task, OURS, *subject, setting) for method, subject in subjects.items()
+            method: _task(method, task, OURS, *subject, setting)
+            for method, subject in subjects.items()
+            if tasks_of(method, OURS, (task,))
         }
         yield from _timed(runs, task, IN_TURN, setting)
 
 
+def tasks_of(method: str, impl: str, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Those that there are: only our loss can be thinned, and of the trunk there is one way to run it."""
+    if method == TRUNK and impl == PLAIN:
+        return ()
+    can_thin = method != TRUNK and impl != PLAIN
+    return tuple(task for task in tasks if can_thin or task != THINNED)
+
+
+def floor_task(task: str) -> str:
+    """What the trunk does in a task: a thinned forward pass has no other trunk."""
+    return "forward" if task == THINNED else task
+
+
 def _subject(method: str, impl: str, setting: SpeedSetting) -> tuple[Denoiser, NoiseProcess]:
-    process = make_process(method, setting)
+    process = make_process("xdlm" if method == TRUNK else method, setting)
     torch.manual_seed(0)
     model = build_denoiser(setting.model, process.vocab.size)
     with torch.no_grad():
@@ -140,16 +159,23 @@ def repeats_of(impl: str, task: str, setting: SpeedSetting) -> int:
 
 
 def _task(
-    task: str, impl: str, model: Denoiser, process: NoiseProcess, setting: SpeedSetting
+    method: str,
+    task: str,
+    impl: str,
+    model: Denoiser,
+    process: NoiseProcess,
+    setting: SpeedSetting,
 ) -> Run:
     """A function that does the task once."""
     model.train(task == "train")  # forward alone is evaluation: no dropout
+    if method == TRUNK:
+        return _trunk(task, model, process, setting)
     if task == "sample":
         return (_plain_sampling if impl == PLAIN else _sampling)(model, process, setting)
     if impl == PLAIN:
         loss = _plain_loss(model, process, setting)
     else:
-        thinned = task in ("forward-thinned", "train")
+        thinned = task in (THINNED, "train")
         loss = _loss(model, process, setting, setting.kept_rows if thinned else 1.0)
 
     def train() -> None:
@@ -157,6 +183,27 @@ def _task(
         model.zero_grad(set_to_none=True)
 
     return train if task == "train" else torch.no_grad()(loss)
+
+
+def _trunk(task: str, model: Denoiser, process: NoiseProcess, setting: SpeedSetting) -> Run:
+    """One pass over noisy tokens, or as many as sampling takes; in training the way back too, from a sum
+    of the states, each with a weight of its own: equal gradients might run faster than real ones."""
+    generator = torch.Generator(setting.device).manual_seed(0)
+    times = _times(process, setting, generator)
+    z, t = process.corrupt(_tokens(setting), times, generator=generator), times.float()
+    weight = torch.randn(*z.shape, 1, generator=generator, device=setting.device)
+
+    def train() -> None:
+        hidden = run_trunk(model, z, t)
+        hidden.backward(weight.to(hidden.dtype).expand_as(hidden))
+        model.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def forward() -> None:
+        for _ in range(setting.steps + 1 if task == "sample" else 1):
+            run_trunk(model, z, t)
+
+    return train if task == "train" else forward
 
 
 def _sampling(model: Denoiser, process: NoiseProcess, setting: SpeedSetting) -> Run:
@@ -288,9 +335,11 @@ def _seconds_on_cpu(runs: Sequence[Run]) -> list[float]:
 
 
 def check_names(methods: tuple[str, ...], tasks: tuple[str, ...]) -> None:
-    for given, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+    for given, known, what in ((methods, TIMED, "method"), (tasks, TASKS, "task")):
         for name in given:
             if name not in known:
                 raise UserError(f"unknown {what} '{name}'; known: {', '.join(known)}")
         if len({*given}) < len(given):
             raise UserError(f"a {what} is named twice: {', '.join(given)}")
+    if {*methods} == {TRUNK} and {*tasks} == {THINNED}:
+        raise UserError(f"the trunk alone has no {THINNED}: name another task or method")
