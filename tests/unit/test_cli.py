@@ -163,6 +163,11 @@ def test_usage_lists_every_verb(capsys) -> None:
         (["bench", "--methods", "trunk", "--tasks", "forward-thinned"], "has no forward-thinned"),
         (["bench", "--preset", "smal"], "did you mean 'small'"),
         (["bench", "--repeats", "0"], "must be at least 1"),
+        (["bench", "--loader", RECIPE, "--csv", "x.csv"], "no methods: leave out --csv"),
+        (
+            ["bench", "--loader", RECIPE, "--in-turn", "--scan", "vocab", "--plot", "x.png"],
+            "leave out --plot, --scan, --in-turn",
+        ),
         (["bench", "--kept-rows", "0"], "kept_rows must lie in"),
         (["bench", "--scan", "vocabb"], "did you mean 'vocab'"),
         (["demo", "--train-steps", "0"], "must be at least 1"),

@@ -137,6 +137,7 @@ class Options:
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm bench", description=_DESCRIPTION)
     if options.loader is not None:
+        _refuse_beside_loader(options)
         _bench_loader(options.loader, options)
         return
     check_names(options.methods, options.tasks)
@@ -161,6 +162,19 @@ def run(arguments: list[str]) -> None:
             field = _SCANS[options.scan][0]
             points = [(getattr(each, field), cell) for each, cells in measured for cell in cells]
             plot_scan(points, Path(options.plot), title=title, axis=options.scan)
+
+
+def _refuse_beside_loader(options: Options) -> None:
+    """What would go unheeded: there is no table of methods to write, draw, scan or compare."""
+    given = {
+        "--csv": options.csv, "--plot": options.plot, "--scan": options.scan,
+        "--in-turn": options.in_turn or None,
+    }  # fmt: skip
+    wrong = [flag for flag, value in given.items() if value is not None]
+    if wrong:
+        raise UserError(
+            f"--loader measures one recipe and no methods: leave out {', '.join(wrong)}"
+        )
 
 
 def _bench_loader(recipe: str, options: Options) -> None:
