@@ -310,6 +310,36 @@ def test_a_file_of_something_else_is_refused_before_anything_is_measured(
     assert file.read_text() == "method,seconds\n"
 
 
+def test_a_log_counts_cells_and_names_what_comes(monkeypatch, capsys) -> None:
+    """What memory does not suffice for counts as done."""
+    monkeypatch.setattr("xdlm.cli.progress._EVERY", 0.0)
+
+    def timed(runs, task, impl, given):
+        if impl == "plain":
+            raise torch.cuda.OutOfMemoryError
+        yield from (speed.Speed(method, task, impl, 1.0, 1.0, 0.0, None) for method in runs)
+
+    monkeypatch.setattr(speed, "_timed", timed)
+    small = ["--device", "cpu", "--vocab", "40", "--methods", "xdlm", "trunk"]
+    main(["bench", "--tasks", "forward", "forward-thinned", "sample", "--in-turn", *small])
+    assert [line.rpartition(",")[0] or line for line in capsys.readouterr().err.splitlines()] == [
+        "measuring xdlm ours forward: 0 of 12",
+        "measuring xdlm ours forward-thinned: 1 of 12",
+        "measuring xdlm ours sample: 2 of 12",
+        "measuring xdlm plain forward: 3 of 12",
+        "xdlm plain: out of memory",
+        "measuring trunk ours forward: 5 of 12",
+        "measuring trunk ours sample: 6 of 12",
+        "measuring in turn forward: 7 of 12",
+        "measuring in turn forward-thinned: 9 of 12",
+        "measuring in turn sample: 10 of 12",
+    ]
+    main(["bench", "--tasks", "train", "--no-plain", "--scan", "batch", *small])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 * 4
+    assert lines[3].startswith("measuring trunk ours train, batch 2: 3 of 8, ")
+
+
 def test_what_was_measured_before_a_stop_is_kept(tmp_path, monkeypatch) -> None:
     def stopped(method, *rest):
         if method == "gidd":

@@ -6,18 +6,19 @@ from __future__ import annotations
 import csv
 import io
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.table import Column, Table
 
 from xdlm.api import tokenizer_of
 from xdlm.cli.options import parse
-from xdlm.cli.progress import console
+from xdlm.cli.progress import Show, console, progress
 from xdlm.cli.train import make_trainer
 from xdlm.config import load_config
 from xdlm.errors import UserError, did_you_mean
@@ -145,7 +146,7 @@ def run(arguments: list[str]) -> None:
         raise UserError("--in-turn compares methods at one size: give at least two, and no --scan")
     setting = _setting(options)
     _check_targets(options)
-    measured = [(each, _measure_all(each, options)) for each in _settings(setting, options.scan)]
+    measured = _measure_all(_settings(setting, options.scan), options)
     for each, cells in measured:
         _show(cells, each)
     if options.csv is not None:
@@ -184,8 +185,8 @@ def _bench_loader(recipe: str, options: Options) -> None:
     steps = options.repeats if options.repeats is not None else 20
     if steps < 1:
         raise UserError(f"repeats must be at least 1, got {steps}")
-    with console().status(f"training steps of {recipe}"):
-        cost = measure_loader(trainer, steps=steps)
+    with progress(f"rounds of training steps of {recipe}") as show:
+        cost = measure_loader(trainer, steps=steps, on_round=show)
     print(
         f"{describe(trainer.device)}: a step takes {cost.with_loader * 1e3:.2f} ms with the loader, "
         f"{cost.held * 1e3:.2f} ms with a batch held in memory: ratio {cost.ratio:.3f}; "
@@ -224,33 +225,83 @@ def _settings(setting: SpeedSetting, scan: str | None) -> list[SpeedSetting]:
     return [replace(setting, **{field: value}) for value in values]  # type: ignore[arg-type]
 
 
-def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
-    """Each cell is kept as soon as it is there: who stops it half-way has half of it."""
-    cells: list[Speed] = []
-    with console().status("") as status:
+class _Part(NamedTuple):
+    """Cells that are measured together: where memory does not suffice for one, the rest is left out too."""
 
-        def keep(measured: Iterator[Speed], what: str) -> None:
-            try:
-                for cell in measured:
+    name: str
+    n_cells: int
+    measure: Callable[[SpeedSetting, Callable[[str], None]], Iterator[Speed]]
+    """Takes the cells one by one, and what to call with the name of each."""
+
+
+def _measure_all(
+    settings: Sequence[SpeedSetting], options: Options
+) -> list[tuple[SpeedSetting, list[Speed]]]:
+    """Each cell is kept as soon as it is there: who stops it half-way has half of it."""
+    parts = _parts(options)
+    measured: list[tuple[SpeedSetting, list[Speed]]] = [(setting, []) for setting in settings]
+    before, total = 0, len(settings) * sum(part.n_cells for part in parts)
+    with progress("measuring") as show:
+        for setting, cells in measured:
+            for part in parts:
+                count = _Count(show, before, total, _size_scanned(setting, options.scan))
+                for cell in _while_memory_lasts(part, setting, count.name):
                     cells.append(cell)
+                    count.done += 1
                     if options.csv is not None:
                         _append(Path(options.csv), cell, setting)
-            except torch.cuda.OutOfMemoryError:
-                console().print(f"{what}: out of memory")
+                before += part.n_cells
+    return measured
 
-        for method in options.methods:
-            for impl in (OURS, PLAIN) if options.plain else (OURS,):
-                if tasks_of(method, impl, options.tasks):
-                    keep(
-                        measure(method, setting, impl, options.tasks, status.update),
-                        f"{method} {impl}",
-                    )
-        if options.in_turn:
-            keep(
-                measure_in_turn(options.methods, setting, options.tasks, status.update),
-                f"{', '.join(options.methods)} {IN_TURN}",
-            )
-    return cells
+
+def _while_memory_lasts(
+    part: _Part, setting: SpeedSetting, on_cell: Callable[[str], None]
+) -> Iterator[Speed]:
+    try:
+        yield from part.measure(setting, on_cell)
+    except torch.cuda.OutOfMemoryError:
+        console().print(f"{part.name}: out of memory")
+
+
+@dataclass
+class _Count:
+    """Says how many cells are done, and which comes now."""
+
+    show: Show
+    done: int
+    total: int
+    where: str
+
+    def name(self, cell: str) -> None:
+        self.show(self.done, self.total, cell + self.where)
+
+
+def _parts(options: Options) -> list[_Part]:
+    """Each method in each way; at last all of them in turn."""
+
+    def alone(method: str, impl: str) -> _Part:
+        tasks = tasks_of(method, impl, options.tasks)
+        return _Part(
+            f"{method} {impl}", len(tasks),
+            lambda setting, on_cell: measure(method, setting, impl, tasks, on_cell),
+        )  # fmt: skip
+
+    impls = (OURS, PLAIN) if options.plain else (OURS,)
+    parts = [alone(method, impl) for method in options.methods for impl in impls]
+    if options.in_turn:
+        parts.append(_Part(
+            f"{', '.join(options.methods)} {IN_TURN}",
+            sum(len(tasks_of(method, OURS, options.tasks)) for method in options.methods),
+            lambda setting, on_cell: measure_in_turn(
+                options.methods, setting, options.tasks, on_cell
+            ),
+        ))  # fmt: skip
+    return [part for part in parts if part.n_cells]
+
+
+def _size_scanned(setting: SpeedSetting, scan: str | None) -> str:
+    """The size among those of a scan; nothing without one."""
+    return "" if scan is None else f", {scan} {getattr(setting, _SCANS[scan][0]):,}"
 
 
 def _setting(options: Options) -> SpeedSetting:

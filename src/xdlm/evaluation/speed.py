@@ -116,7 +116,7 @@ def measure_in_turn(
     subjects = {method: _subject(method, OURS, setting) for method in methods}
     for task in tasks:
         if on_cell is not None:
-            on_cell(f"{', '.join(methods)} in turn {task}")
+            on_cell(f"{IN_TURN} {task}")
         runs = {
             method: _task(method, task, OURS, *subject, setting)
             for method, subject in subjects.items()
