@@ -147,7 +147,9 @@ def test_cost_of_the_loader_is_measured(tmp_path) -> None:
     tokens = np.arange(60, dtype=np.uint16)
     trainer = Trainer(config, tokenizer, Rows(SlowTokens(tokens, 1, 1), 4))
     own = trainer.loader
-    cost = measure_loader(trainer, steps=2, rounds=1)
+    told: list[tuple[int, int]] = []
+    cost = measure_loader(trainer, steps=2, rounds=1, on_round=lambda *how: told.append(how))
+    assert told == [(1, 2), (2, 2)]
     assert cost.ratio > 1.5 and cost.with_loader > 0.02
     assert 0.2 < cost.data_wait <= 1
     assert trainer.loader is own

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from xdlm.cli import progress as module
 from xdlm.cli.progress import progress, telling
@@ -14,12 +17,21 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys)
     with progress("reading [my] texts") as show:
         for done in (10, 1000, 1500):
             show(done, 2000)
-        show(1900, 0)
+        show(1900, 0, "and more")
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "reading [my] texts: 1,000 of 2,000, 31 s", "reading [my] texts: 1,900, 62 s",
+        "reading [my] texts: 1,000 of 2,000, 31 s", "reading [my] texts and more: 1,900, 62 s",
     ]  # fmt: skip
+
+
+def test_a_bar_tells_how_many_and_what_comes_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = StringIO()
+    screen = Console(file=drawn, force_terminal=True, width=70, markup=False)
+    monkeypatch.setattr(module, "console", lambda: screen)
+    with progress("measuring [them]") as show:
+        show(1200, 2000, "slowly")
+    assert "measuring [them] slowly" in drawn.getvalue() and "1,200 of 2,000" in drawn.getvalue()
 
 
 def test_so_does_one_of_what_has_no_known_end(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -16,7 +16,14 @@ from xdlm import Vocab
 from xdlm.cli.main import main
 from xdlm.evaluation import speed
 from xdlm.evaluation.plain import plain_decode, plain_loss, plain_sample
-from xdlm.evaluation.speed import METHODS, SpeedSetting, make_process, measure, measure_in_turn
+from xdlm.evaluation.speed import (
+    METHODS,
+    TIMED,
+    SpeedSetting,
+    make_process,
+    measure,
+    measure_in_turn,
+)
 from xdlm.models import PRESETS, DiT, DiTConfig
 from xdlm.noise import Mixed
 from xdlm.objective import nelbo
@@ -134,11 +141,59 @@ def test_a_cell_says_what_it_measured() -> None:
         assert cell.peak_gb is None
 
 
+class Watched:
+    """What the trunk was run on, whether in training and with gradients; nothing else may be run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes: list[tuple[bool, bool]] = []
+        self.states: set[int] = set()
+        self.gradients: list[torch.Tensor] = []
+        trunk = DiT.trunk
+
+        def watched(model: DiT, z, t, label=None):
+            self.passes.append((model.training, torch.is_grad_enabled()))
+            self.states |= {*z.unique().tolist()}
+            assert z.shape == (2, 8) and t.shape == (2,) and len(model.head_weight) == 41
+            hidden = trunk(model, z, t, label)
+            if hidden.requires_grad:
+                hidden.register_hook(self.gradients.append)
+            return hidden
+
+        monkeypatch.setattr(DiT, "trunk", watched)
+        monkeypatch.setattr(DiT, "head", lambda *_: pytest.fail("the head was run"))
+        monkeypatch.setattr(speed, "DiffusionLoss", lambda *_: pytest.fail("there was a loss"))
+        monkeypatch.setattr(speed, "sample", lambda *_: pytest.fail("something was drawn"))
+
+
+@pytest.mark.parametrize("task, passes", [("forward", 1), ("sample", 5), ("train", 1)])
+def test_the_trunk_is_timed_alone(task: str, passes: int, monkeypatch) -> None:
+    """A pass; those of 4 steps and the final denoise; or one there and back with dropout."""
+    watched = Watched(monkeypatch)
+    (cell,) = measure("trunk", replace(setting(), steps=4, warmup=0), "ours", (task,))
+    assert (cell.method, cell.task, cell.impl) == ("trunk", task, "ours")
+    assert cell.tokens_per_s == pytest.approx(2 * 8 / cell.seconds)
+    assert watched.passes == passes * [(task == "train", task == "train")]
+    assert 40 in watched.states and len(watched.states) > 2, "no noisy tokens"
+    assert len(watched.gradients) == (task == "train")
+    for gradient in watched.gradients:
+        assert len(gradient.flatten(0, 1).unique(dim=0)) == 2 * 8 and gradient.all()
+
+
+def test_the_trunk_has_no_plain_twin_and_nothing_to_thin() -> None:
+    alone = measure("trunk", setting(), "ours")
+    assert [cell.task for cell in alone] == ["forward", "train", "sample"]
+    assert not [*measure("trunk", setting(), "plain")]
+    cells = [*measure_in_turn(TIMED, setting(), ("forward-thinned", "train"))]
+    assert [(c.method, c.task) for c in cells] == [
+        *((method, "forward-thinned") for method in METHODS), *((method, "train") for method in TIMED),
+    ]  # fmt: skip
+
+
 def test_methods_in_turn_are_timed_run_by_run(monkeypatch) -> None:
     """UDLM takes ten times as long, and each turn (the first is not timed) longer than the one before."""
     clock, order = [0.0], []
 
-    def task(_, impl, model, process, given):
+    def task(method, name, impl, model, process, given):
         def run() -> None:
             order.append(process.vocab.size)
             clock[0] += (10 if process.vocab.size == 40 else 1) * ((len(order) - 1) // 2)
@@ -154,6 +209,32 @@ def test_methods_in_turn_are_timed_run_by_run(monkeypatch) -> None:
         ("mdlm", "in turn", 2.0, 1.0), ("udlm", "in turn", 20.0, 10.0),
     ]  # fmt: skip
     assert all(c.peak_gb is None for c in cells)
+
+
+def test_a_table_has_the_trunk_as_its_floor(tmp_path, monkeypatch, capsys) -> None:
+    """A thinned forward pass has the floor of a forward pass. All fits in 80 columns."""
+
+    def timed(runs, task, impl, given):
+        unit = {"forward": 1.0, "forward-thinned": 1.0, "train": 4.0, "sample": 33.0}[task]
+        for method in runs:
+            seconds = unit * {"mdlm": 3.1, "trunk": 2.0}[method] * (20 if impl == "plain" else 1)
+            yield speed.Speed(method, task, impl, 4e6 / seconds, seconds, 0.0, 123.45)
+
+    monkeypatch.setattr(speed, "_timed", timed)
+    file, plot = tmp_path / "speed.csv", tmp_path / "speed.png"
+    main(["bench", "--methods", "mdlm", "trunk", "--in-turn", "--device", "cpu", "--vocab", "40",
+          "--csv", str(file), "--plot", str(plot)])  # fmt: skip
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.replace("│", " ").splitlines()]
+    table = [line for line in lines if line[1:2] and line[1] in speed.TASKS]
+    assert [(line[0], line[1], "1.55" in line) for line in table] == [
+        *(("mdlm", task, True) for task in speed.TASKS),
+        *(("trunk", task, False) for task in ("forward", "train", "sample")),
+    ]  # fmt: skip
+    assert max(map(len, shown.splitlines())) <= 80 and "1,290,323" in shown and plot.exists()
+    rows = [tuple(row.split(",")[:3]) for row in file.read_text().splitlines()[1:]]
+    assert len(rows) == len({*rows}) == 4 + 3 + 3 + 4 + 3
+    assert ("trunk", "train", "in turn") in rows and ("trunk", "train", "plain") not in rows
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
@@ -209,11 +290,12 @@ def test_a_unet_is_measured_too(tmp_path, capsys) -> None:
 
 def test_a_scan_is_drawn(tmp_path, capsys) -> None:
     plot = tmp_path / "scan.png"
-    main(["bench", "--scan", "length", "--methods", "xdlm", "--tasks", "forward", "--no-plain", "--device",
-          "cpu", "--vocab", "40", "--repeats", "1", "--plot", str(plot)])  # fmt: skip
+    main(["bench", "--scan", "length", "--methods", "xdlm", "trunk", "--tasks", "forward", "--no-plain",
+          "--device", "cpu", "--vocab", "40", "--repeats", "1", "--plot", str(plot)])  # fmt: skip
     assert plot.stat().st_size > 10_000
     shown = capsys.readouterr().out
     assert all(f"batch 4 x {length}," in shown for length in (64, 128, 256, 512))
+    assert shown.count("trunk  │ forward") == 4
 
 
 def test_a_file_of_something_else_is_refused_before_anything_is_measured(
@@ -226,6 +308,36 @@ def test_a_file_of_something_else_is_refused_before_anything_is_measured(
         main(["bench", "--device", "cpu", "--csv", str(file)])
     assert stop.value.code == 2 and "other columns" in capsys.readouterr().err
     assert file.read_text() == "method,seconds\n"
+
+
+def test_a_log_counts_cells_and_names_what_comes(monkeypatch, capsys) -> None:
+    """What memory does not suffice for counts as done."""
+    monkeypatch.setattr("xdlm.cli.progress._EVERY", 0.0)
+
+    def timed(runs, task, impl, given):
+        if impl == "plain":
+            raise torch.cuda.OutOfMemoryError
+        yield from (speed.Speed(method, task, impl, 1.0, 1.0, 0.0, None) for method in runs)
+
+    monkeypatch.setattr(speed, "_timed", timed)
+    small = ["--device", "cpu", "--vocab", "40", "--methods", "xdlm", "trunk"]
+    main(["bench", "--tasks", "forward", "forward-thinned", "sample", "--in-turn", *small])
+    assert [line.rpartition(",")[0] or line for line in capsys.readouterr().err.splitlines()] == [
+        "measuring xdlm ours forward: 0 of 12",
+        "measuring xdlm ours forward-thinned: 1 of 12",
+        "measuring xdlm ours sample: 2 of 12",
+        "measuring xdlm plain forward: 3 of 12",
+        "xdlm plain: out of memory",
+        "measuring trunk ours forward: 5 of 12",
+        "measuring trunk ours sample: 6 of 12",
+        "measuring in turn forward: 7 of 12",
+        "measuring in turn forward-thinned: 9 of 12",
+        "measuring in turn sample: 10 of 12",
+    ]
+    main(["bench", "--tasks", "train", "--no-plain", "--scan", "batch", *small])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 * 4
+    assert lines[3].startswith("measuring trunk ours train, batch 2: 3 of 8, ")
 
 
 def test_what_was_measured_before_a_stop_is_kept(tmp_path, monkeypatch) -> None:

@@ -1,38 +1,43 @@
-"""`xdlm bench`: how fast, how much memory, and how that compares with the straightforward way."""
+"""`xdlm bench`: how fast, how much memory, and how that compares with the straightforward way and
+with the trunk alone."""
 
 from __future__ import annotations
 
 import csv
 import io
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.table import Column, Table
 
 from xdlm.api import tokenizer_of
 from xdlm.cli.options import parse
-from xdlm.cli.progress import console
+from xdlm.cli.progress import Show, console, progress
 from xdlm.cli.train import make_trainer
 from xdlm.config import load_config
 from xdlm.errors import UserError, did_you_mean
 from xdlm.evaluation.provenance import commit
 from xdlm.evaluation.speed import (
     IN_TURN,
-    METHODS,
     OURS,
     PLAIN,
     TASKS,
+    TIMED,
+    TRUNK,
     Speed,
     SpeedSetting,
     check_names,
+    floor_task,
     measure,
     measure_in_turn,
     repeats_of,
+    tasks_of,
 )
 from xdlm.evaluation.waiting import measure_loader
 from xdlm.files import check_file, write_atomic
@@ -42,7 +47,9 @@ from xdlm.training.device import describe, pick_device, pick_precision
 
 _DESCRIPTION = """Throughput and peak memory of forward, forward + backward and sampling, for each noise
 process, beside a plain implementation (all logits, dense posteriors, float64 Gumbel noise) in the same
-run. On a GPU the paper's setting is the default; on a CPU a small one is.
+run, and beside the bare trunk, without head, loss and draws: the floor under all of them (in training
+nearly: a loss leaves out the end of the trunk where the head does not look). On a GPU the paper's setting
+is the default; on a CPU a small one is.
 
 examples:
   xdlm bench
@@ -77,10 +84,11 @@ _SCANS = {
 
 @dataclass(frozen=True)
 class Options:
-    methods: tuple[str, ...] = METHODS
-    """Which noise processes: mdlm, gidd, xdlm, udlm."""
+    methods: tuple[str, ...] = TIMED
+    """Which noise processes: mdlm, gidd, xdlm, udlm; and trunk, the model without head, loss and draws."""
     tasks: tuple[str, ...] = TASKS
-    """Which columns: forward (every row), forward-thinned, train (forward + backward), sample."""
+    """Which columns: forward (every row), forward-thinned, train (forward + backward), sample. For the
+    trunk: a pass, nothing, a pass forward and backward, as many passes as sampling takes."""
     plain: bool = True
     """Measure the plain implementation too."""
     in_turn: bool = False
@@ -130,6 +138,7 @@ class Options:
 def run(arguments: list[str]) -> None:
     options = parse(Options, arguments, prog="xdlm bench", description=_DESCRIPTION)
     if options.loader is not None:
+        _refuse_beside_loader(options)
         _bench_loader(options.loader, options)
         return
     check_names(options.methods, options.tasks)
@@ -137,7 +146,7 @@ def run(arguments: list[str]) -> None:
         raise UserError("--in-turn compares methods at one size: give at least two, and no --scan")
     setting = _setting(options)
     _check_targets(options)
-    measured = [(each, _measure_all(each, options)) for each in _settings(setting, options.scan)]
+    measured = _measure_all(_settings(setting, options.scan), options)
     for each, cells in measured:
         _show(cells, each)
     if options.csv is not None:
@@ -156,6 +165,19 @@ def run(arguments: list[str]) -> None:
             plot_scan(points, Path(options.plot), title=title, axis=options.scan)
 
 
+def _refuse_beside_loader(options: Options) -> None:
+    """What would go unheeded: there is no table of methods to write, draw, scan or compare."""
+    given = {
+        "--csv": options.csv, "--plot": options.plot, "--scan": options.scan,
+        "--in-turn": options.in_turn or None,
+    }  # fmt: skip
+    wrong = [flag for flag, value in given.items() if value is not None]
+    if wrong:
+        raise UserError(
+            f"--loader measures one recipe and no methods: leave out {', '.join(wrong)}"
+        )
+
+
 def _bench_loader(recipe: str, options: Options) -> None:
     config = load_config(recipe)
     config = replace(config, train=replace(config.train, device=options.device, eval_every=0))
@@ -163,8 +185,8 @@ def _bench_loader(recipe: str, options: Options) -> None:
     steps = options.repeats if options.repeats is not None else 20
     if steps < 1:
         raise UserError(f"repeats must be at least 1, got {steps}")
-    with console().status(f"training steps of {recipe}"):
-        cost = measure_loader(trainer, steps=steps)
+    with progress(f"rounds of training steps of {recipe}") as show:
+        cost = measure_loader(trainer, steps=steps, on_round=show)
     print(
         f"{describe(trainer.device)}: a step takes {cost.with_loader * 1e3:.2f} ms with the loader, "
         f"{cost.held * 1e3:.2f} ms with a batch held in memory: ratio {cost.ratio:.3f}; "
@@ -203,31 +225,83 @@ def _settings(setting: SpeedSetting, scan: str | None) -> list[SpeedSetting]:
     return [replace(setting, **{field: value}) for value in values]  # type: ignore[arg-type]
 
 
-def _measure_all(setting: SpeedSetting, options: Options) -> list[Speed]:
-    """Each cell is kept as soon as it is there: who stops it half-way has half of it."""
-    cells: list[Speed] = []
-    with console().status("") as status:
+class _Part(NamedTuple):
+    """Cells that are measured together: where memory does not suffice for one, the rest is left out too."""
 
-        def keep(measured: Iterator[Speed], what: str) -> None:
-            try:
-                for cell in measured:
+    name: str
+    n_cells: int
+    measure: Callable[[SpeedSetting, Callable[[str], None]], Iterator[Speed]]
+    """Takes the cells one by one, and what to call with the name of each."""
+
+
+def _measure_all(
+    settings: Sequence[SpeedSetting], options: Options
+) -> list[tuple[SpeedSetting, list[Speed]]]:
+    """Each cell is kept as soon as it is there: who stops it half-way has half of it."""
+    parts = _parts(options)
+    measured: list[tuple[SpeedSetting, list[Speed]]] = [(setting, []) for setting in settings]
+    before, total = 0, len(settings) * sum(part.n_cells for part in parts)
+    with progress("measuring") as show:
+        for setting, cells in measured:
+            for part in parts:
+                count = _Count(show, before, total, _size_scanned(setting, options.scan))
+                for cell in _while_memory_lasts(part, setting, count.name):
                     cells.append(cell)
+                    count.done += 1
                     if options.csv is not None:
                         _append(Path(options.csv), cell, setting)
-            except torch.cuda.OutOfMemoryError:
-                console().print(f"{what}: out of memory")
+                before += part.n_cells
+    return measured
 
-        for method in options.methods:
-            for impl in (OURS, PLAIN) if options.plain else (OURS,):
-                keep(
-                    measure(method, setting, impl, options.tasks, status.update), f"{method} {impl}"
-                )
-        if options.in_turn:
-            keep(
-                measure_in_turn(options.methods, setting, options.tasks, status.update),
-                f"{', '.join(options.methods)} {IN_TURN}",
-            )
-    return cells
+
+def _while_memory_lasts(
+    part: _Part, setting: SpeedSetting, on_cell: Callable[[str], None]
+) -> Iterator[Speed]:
+    try:
+        yield from part.measure(setting, on_cell)
+    except torch.cuda.OutOfMemoryError:
+        console().print(f"{part.name}: out of memory")
+
+
+@dataclass
+class _Count:
+    """Says how many cells are done, and which comes now."""
+
+    show: Show
+    done: int
+    total: int
+    where: str
+
+    def name(self, cell: str) -> None:
+        self.show(self.done, self.total, cell + self.where)
+
+
+def _parts(options: Options) -> list[_Part]:
+    """Each method in each way; at last all of them in turn."""
+
+    def alone(method: str, impl: str) -> _Part:
+        tasks = tasks_of(method, impl, options.tasks)
+        return _Part(
+            f"{method} {impl}", len(tasks),
+            lambda setting, on_cell: measure(method, setting, impl, tasks, on_cell),
+        )  # fmt: skip
+
+    impls = (OURS, PLAIN) if options.plain else (OURS,)
+    parts = [alone(method, impl) for method in options.methods for impl in impls]
+    if options.in_turn:
+        parts.append(_Part(
+            f"{', '.join(options.methods)} {IN_TURN}",
+            sum(len(tasks_of(method, OURS, options.tasks)) for method in options.methods),
+            lambda setting, on_cell: measure_in_turn(
+                options.methods, setting, options.tasks, on_cell
+            ),
+        ))  # fmt: skip
+    return [part for part in parts if part.n_cells]
+
+
+def _size_scanned(setting: SpeedSetting, scan: str | None) -> str:
+    """The size among those of a scan; nothing without one."""
+    return "" if scan is None else f", {scan} {getattr(setting, _SCANS[scan][0]):,}"
 
 
 def _setting(options: Options) -> SpeedSetting:
@@ -268,27 +342,39 @@ def _setting(options: Options) -> SpeedSetting:
 
 
 def _show(cells: list[Speed], setting: SpeedSetting) -> None:
-    task = Column("task", no_wrap=True, min_width=max(map(len, TASKS)))
-    table = Table("method", task, "tok/s", "plain tok/s", "ratio", "peak GB", "plain GB")
-    plain = {(c.method, c.task): c for c in cells if c.impl == PLAIN}
-    for cell in (c for c in cells if c.impl == OURS):
-        other = plain.get((cell.method, cell.task))
-        table.add_row(
-            cell.method, cell.task, f"{cell.tokens_per_s:,.0f}",
-            f"{other.tokens_per_s:,.0f}" if other else "",
-            f"{cell.tokens_per_s / other.tokens_per_s:.2f}" if other else "",
-            _gb(cell), _gb(other) if other else "",
-        )  # fmt: skip
     screen = console(stderr=False)
     screen.print(
         f"{describe(setting.device)}, {setting.model.kind} {' x '.join(map(str, _size(setting)))}, "
         f"{setting.n_tokens:,} tokens, batch {setting.batch} x {setting.length}, "
         f"{setting.steps} steps, {str(setting.dtype).removeprefix('torch.')}"
     )
-    screen.print(table)
+    screen.print(_beside_plain_and_trunk(cells))
     in_turn = [cell for cell in cells if cell.impl == IN_TURN]
     if in_turn:
         screen.print(_compared(in_turn, setting))
+
+
+def _beside_plain_and_trunk(cells: list[Speed]) -> Table:
+    """Our cells, how many times as fast as plain they are, and their time in units of the trunk's; no wider
+    than the 80 columns of a log."""
+    task = Column("task", no_wrap=True, min_width=max(map(len, TASKS)))
+    table = Table(
+        "method", task, "tok/s", "plain\ntok/s", "ratio", "of\ntrunk", "peak\nGB", "plain\nGB",
+        pad_edge=False, show_edge=False,
+    )  # fmt: skip
+    plain = {(c.method, c.task): c for c in cells if c.impl == PLAIN}
+    floor = {c.task: c for c in cells if c.impl == OURS and c.method == TRUNK}
+    for cell in (c for c in cells if c.impl == OURS):
+        other = plain.get((cell.method, cell.task))
+        trunk = floor.get(floor_task(cell.task)) if cell.method != TRUNK else None
+        table.add_row(
+            cell.method, cell.task, f"{cell.tokens_per_s:,.0f}",
+            f"{other.tokens_per_s:,.0f}" if other else "",
+            f"{cell.tokens_per_s / other.tokens_per_s:.2f}" if other else "",
+            f"{cell.seconds / trunk.seconds:.2f}" if trunk else "",
+            _gb(cell), _gb(other) if other else "",
+        )  # fmt: skip
+    return table
 
 
 def _compared(cells: list[Speed], setting: SpeedSetting) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +21,13 @@ from rich.progress import (
 #: Seconds between two lines where there is no terminal: what takes less leaves none.
 _EVERY = 30.0
 _WHAT = TextColumn("{task.description}", markup=False)
+_COUNT = TextColumn("{task.fields[count]}", markup=False)
+
+
+class Show(Protocol):
+    """Takes how much is done, of how much (0 where nobody knows it), and the name of what is under way."""
+
+    def __call__(self, done: int, total: int, now: str = "") -> None: ...
 
 
 def console(*, stderr: bool = True) -> Console:
@@ -29,17 +37,28 @@ def console(*, stderr: bool = True) -> Console:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function to call with (done, total), the total being 0 where nobody knows it."""
+def progress(what: str) -> Iterator[Show]:
+    """Yields a function to call with (done, total), and with what is under way where that has a name."""
     screen = console()
     if not screen.is_terminal:
-        say = _now_and_then(screen)
-        yield lambda done, total: say(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+        tell = _now_and_then(screen)
+
+        def say(done: int, total: int, now: str = "") -> None:
+            tell(f"{_named(what, now)}: {_counted(done, total)}")
+
+        yield say
         return
-    columns = (_WHAT, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (_WHAT, BarColumn(), _COUNT, TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+        task = bar.add_task(what, total=None, count="")
+
+        def draw(done: int, total: int, now: str = "") -> None:
+            bar.update(
+                task, completed=done, total=total or None, count=_counted(done, total),
+                description=_named(what, now),
+            )  # fmt: skip
+
+        yield draw
 
 
 @contextmanager
@@ -60,6 +79,14 @@ def waiting(what: str) -> Iterator[None]:
     """For what takes as long as it takes: reading or writing a large model."""
     with progress(what):
         yield
+
+
+def _named(what: str, now: str) -> str:
+    return f"{what} {now}" if now else what
+
+
+def _counted(done: int, total: int) -> str:
+    return f"{done:,} of {total:,}" if total else f"{done:,}"
 
 
 def _now_and_then(screen: Console) -> Callable[[str], None]:

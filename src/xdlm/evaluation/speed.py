@@ -1,7 +1,8 @@
-"""Throughput and peak memory of forward, forward + backward and sampling, beside `plain`.
+"""Throughput and peak memory of forward, forward + backward and sampling, beside `plain` and a bare trunk.
 
 The paper's table: random tokens, warm-up runs, the mean of the timed ones. Ours and `plain` run one
-after the other in the same process on the same weights, so their ratio means something. Methods that differ
+after the other in the same process on the same weights, so their ratio means something. The trunk with no
+head, no loss and no draws behind it is the floor that methods are measured against. Methods that differ
 by a few per cent can also be timed in turn, a run of each after the other: the clock of a GPU that is short
 of power wanders by as much within seconds, and then it does so for all of them. Who follows whom changes
 from turn to turn.
@@ -9,19 +10,19 @@ from turn to turn.
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 import torch
+from torch import Tensor
 
 from xdlm.errors import UserError
 from xdlm.evaluation.plain import plain_loss, plain_sample
-from xdlm.models import Denoiser, DiTConfig, UNetConfig, build_denoiser
+from xdlm.models import Denoiser, DiTConfig, UNetConfig, build_denoiser, run_trunk
 from xdlm.models.graphed import release_workspaces
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.sampling import SamplerConfig, sample
@@ -30,11 +31,17 @@ from xdlm.training.device import compile_trunk
 from xdlm.training.loss import DiffusionLoss
 
 METHODS = ("mdlm", "gidd", "xdlm", "udlm")
-TASKS = ("forward", "forward-thinned", "train", "sample")
+#: The model without head, loss and draws, which is timed as if it were a method.
+TRUNK = "trunk"
+TIMED = (*METHODS, TRUNK)
+THINNED = "forward-thinned"
+TASKS = ("forward", THINNED, "train", "sample")
 #: What is timed: ours or `plain`, each method alone; or ours once more, the methods in turn.
 OURS, PLAIN, IN_TURN = "ours", "plain", "in turn"
 #: Sampling is many passes, and needs fewer runs to warm up.
 _SAMPLE_WARMUP = {OURS: 3, PLAIN: 1, IN_TURN: 3}
+#: Does a task once.
+Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,12 @@ def measure(
     on_cell: Callable[[str], None] | None = None,
 ) -> Iterator[Speed]:
     """All tasks of a method, one after the other, with `impl` "ours" or "plain"."""
-    subject = _subject(method, setting)
-    for task in tasks:
-        if impl == PLAIN and task == "forward-thinned":
-            continue
+    subject = _subject(method, impl, setting)
+    for task in tasks_of(method, impl, tasks):
         if on_cell is not None:
             on_cell(f"{method} {impl} {task}")
-        yield from _timed({method: _task(task, impl, *subject, setting)}, task, impl, setting)
+        run = _task(method, task, impl, *subject, setting)
+        yield from _timed({method: run}, task, impl, setting)
 
 
 def measure_in_turn(
@@ -107,24 +113,43 @@ def measure_in_turn(
     on_cell: Callable[[str], None] | None = None,
 ) -> Iterator[Speed]:
     """All tasks of several methods, a run of each method after the other."""
-    subjects = {method: _subject(method, setting) for method in methods}
+    subjects = {method: _subject(method, OURS, setting) for method in methods}
     for task in tasks:
         if on_cell is not None:
-            on_cell(f"{', '.join(methods)} in turn {task}")
+            on_cell(f"{IN_TURN} {task}")
         runs = {
-            method: _task(task, OURS, *subject, setting) for method, subject in subjects.items()
+            method: _task(method, task, OURS, *subject, setting)
+            for method, subject in subjects.items()
+            if tasks_of(method, OURS, (task,))
         }
         yield from _timed(runs, task, IN_TURN, setting)
 
 
-def _subject(method: str, setting: SpeedSetting) -> tuple[Denoiser, NoiseProcess]:
-    process = make_process(method, setting)
+def tasks_of(method: str, impl: str, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Those that there are: only our loss can be thinned, and of the trunk there is one way to run it."""
+    if method == TRUNK and impl == PLAIN:
+        return ()
+    can_thin = method != TRUNK and impl != PLAIN
+    return tuple(task for task in tasks if can_thin or task != THINNED)
+
+
+def floor_task(task: str) -> str:
+    """What the trunk does in a task: a thinned forward pass has no other trunk."""
+    return "forward" if task == THINNED else task
+
+
+def _subject(method: str, impl: str, setting: SpeedSetting) -> tuple[Denoiser, NoiseProcess]:
+    process = make_process("xdlm" if method == TRUNK else method, setting)
     torch.manual_seed(0)
     model = build_denoiser(setting.model, process.vocab.size)
     with torch.no_grad():
         for parameter in model.parameters():  # no zeros: they would run faster than real weights
             parameter.add_(0.02 * torch.randn_like(parameter))
-    return model.to(setting.device, setting.dtype), process
+    model = model.to(setting.device, setting.dtype)
+    model.kernels = impl == OURS
+    if impl == OURS and setting.compiled:
+        compile_trunk(model)
+    return model, process
 
 
 def repeats_of(impl: str, task: str, setting: SpeedSetting) -> int:
@@ -134,57 +159,103 @@ def repeats_of(impl: str, task: str, setting: SpeedSetting) -> int:
 
 
 def _task(
-    task: str, impl: str, model: Denoiser, process: NoiseProcess, setting: SpeedSetting
-) -> Callable[[], None]:
+    method: str,
+    task: str,
+    impl: str,
+    model: Denoiser,
+    process: NoiseProcess,
+    setting: SpeedSetting,
+) -> Run:
     """A function that does the task once."""
-    device = setting.device
-    x = torch.randint(0, setting.n_tokens, (setting.batch, setting.length), device=device)
-    index = torch.arange(setting.batch)
-    generator = torch.Generator(device).manual_seed(0)
-    model = copy.copy(model)
-    model.__dict__ = dict(model.__dict__)  # what is set below is set on this view alone
     model.train(task == "train")  # forward alone is evaluation: no dropout
-    model.kernels = impl == OURS
-    if impl == OURS and setting.compiled:
-        compile_trunk(model)
-    counter = iter(range(1_000_000))
+    if method == TRUNK:
+        return _trunk(task, model, process, setting)
     if task == "sample":
-        if impl == PLAIN:
-            return lambda: _discard(
-                plain_sample(model, process, batch=setting.batch, length=setting.length,
-                             steps=setting.steps, generator=generator)
-            )  # fmt: skip
-        config = SamplerConfig(steps=setting.steps)
-        return lambda: _discard(
-            sample(model, process, batch=setting.batch, length=setting.length, config=config,
-                   seed=next(counter))
-        )  # fmt: skip
-    thinned = task in ("forward-thinned", "train")
-    loss_of = DiffusionLoss(process, kept_rows=setting.kept_rows if thinned else 1.0)
-
-    def loss() -> torch.Tensor:
-        if impl == PLAIN:
-            t = torch.rand(setting.batch, generator=generator, device=device, dtype=torch.float64)
-            low, high = process.time_range
-            return plain_loss(model, process, x, low + (high - low) * t, generator)
-        step = next(counter)
-        batch = Batch(x, index + step * setting.batch)
-        return loss_of(model, batch, seed=0, step=step, global_batch=setting.batch).loss
-
-    def forward() -> None:
-        with torch.no_grad():
-            loss()
+        return (_plain_sampling if impl == PLAIN else _sampling)(model, process, setting)
+    if impl == PLAIN:
+        loss = _plain_loss(model, process, setting)
+    else:
+        thinned = task in (THINNED, "train")
+        loss = _loss(model, process, setting, setting.kept_rows if thinned else 1.0)
 
     def train() -> None:
         loss().backward()
         model.zero_grad(set_to_none=True)
 
+    return train if task == "train" else torch.no_grad()(loss)
+
+
+def _trunk(task: str, model: Denoiser, process: NoiseProcess, setting: SpeedSetting) -> Run:
+    """One pass over noisy tokens, or as many as sampling takes; in training the way back too, from a sum
+    of the states, each with a weight of its own: equal gradients might run faster than real ones."""
+    generator = torch.Generator(setting.device).manual_seed(0)
+    times = _times(process, setting, generator)
+    z, t = process.corrupt(_tokens(setting), times, generator=generator), times.float()
+    weight = torch.randn(*z.shape, 1, generator=generator, device=setting.device)
+
+    def train() -> None:
+        hidden = run_trunk(model, z, t)
+        hidden.backward(weight.to(hidden.dtype).expand_as(hidden))
+        model.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def forward() -> None:
+        for _ in range(setting.steps + 1 if task == "sample" else 1):
+            run_trunk(model, z, t)
+
     return train if task == "train" else forward
 
 
-def _timed(
-    runs: Mapping[str, Callable[[], None]], task: str, impl: str, setting: SpeedSetting
-) -> Iterator[Speed]:
+def _sampling(model: Denoiser, process: NoiseProcess, setting: SpeedSetting) -> Run:
+    config, seeds = SamplerConfig(steps=setting.steps), count()
+    return lambda: sample(
+        model, process, batch=setting.batch, length=setting.length, config=config, seed=next(seeds)
+    )
+
+
+def _plain_sampling(model: Denoiser, process: NoiseProcess, setting: SpeedSetting) -> Run:
+    generator = torch.Generator(setting.device).manual_seed(0)
+    return lambda: plain_sample(
+        model, process, batch=setting.batch, length=setting.length, steps=setting.steps,
+        generator=generator,
+    )  # fmt: skip
+
+
+def _loss(
+    model: Denoiser, process: NoiseProcess, setting: SpeedSetting, kept_rows: float
+) -> Callable[[], Tensor]:
+    x, index, steps = _tokens(setting), torch.arange(setting.batch), count()
+    loss_of = DiffusionLoss(process, kept_rows=kept_rows)
+
+    def loss() -> Tensor:
+        step = next(steps)
+        batch = Batch(x, index + step * setting.batch)
+        return loss_of(model, batch, seed=0, step=step, global_batch=setting.batch).loss
+
+    return loss
+
+
+def _plain_loss(
+    model: Denoiser, process: NoiseProcess, setting: SpeedSetting
+) -> Callable[[], Tensor]:
+    x, generator = _tokens(setting), torch.Generator(setting.device).manual_seed(0)
+    return lambda: plain_loss(model, process, x, _times(process, setting, generator), generator)
+
+
+def _tokens(setting: SpeedSetting) -> Tensor:
+    return torch.randint(
+        0, setting.n_tokens, (setting.batch, setting.length), device=setting.device
+    )
+
+
+def _times(process: NoiseProcess, setting: SpeedSetting, generator: torch.Generator) -> Tensor:
+    """A time for each sequence, any that the process knows."""
+    u = torch.rand(setting.batch, generator=generator, device=setting.device, dtype=torch.float64)
+    low, high = process.time_range
+    return low + (high - low) * u
+
+
+def _timed(runs: Mapping[str, Run], task: str, impl: str, setting: SpeedSetting) -> Iterator[Speed]:
     """A cell for each method; where there are several, they take turns."""
     on_gpu = setting.device.type == "cuda"
     if on_gpu:  # what earlier tasks have left, their models and recordings among it
@@ -242,7 +313,7 @@ def _peak_bytes() -> int:
     return torch.cuda.max_memory_allocated() + held
 
 
-def _seconds_on_gpu(runs: Sequence[Callable[[], None]]) -> list[float]:
+def _seconds_on_gpu(runs: Sequence[Run]) -> list[float]:
     """Between marks in the GPU's own stream, so that a run may be prepared while the last one ends, as
     in training."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
@@ -254,7 +325,7 @@ def _seconds_on_gpu(runs: Sequence[Callable[[], None]]) -> list[float]:
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(marks)]
 
 
-def _seconds_on_cpu(runs: Sequence[Callable[[], None]]) -> list[float]:
+def _seconds_on_cpu(runs: Sequence[Run]) -> list[float]:
     seconds = []
     for run in runs:
         began = time.perf_counter()
@@ -263,14 +334,12 @@ def _seconds_on_cpu(runs: Sequence[Callable[[], None]]) -> list[float]:
     return seconds
 
 
-def _discard(_: object) -> None:
-    return None
-
-
 def check_names(methods: tuple[str, ...], tasks: tuple[str, ...]) -> None:
-    for given, known, what in ((methods, METHODS, "method"), (tasks, TASKS, "task")):
+    for given, known, what in ((methods, TIMED, "method"), (tasks, TASKS, "task")):
         for name in given:
             if name not in known:
                 raise UserError(f"unknown {what} '{name}'; known: {', '.join(known)}")
         if len({*given}) < len(given):
             raise UserError(f"a {what} is named twice: {', '.join(given)}")
+    if {*methods} == {TRUNK} and {*tasks} == {THINNED}:
+        raise UserError(f"the trunk alone has no {THINNED}: name another task or method")

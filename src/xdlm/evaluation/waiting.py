@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,20 +29,28 @@ class LoaderCost:
         return self.with_loader / self.held
 
 
-def measure_loader(trainer: Trainer, *, steps: int, rounds: int = 5) -> LoaderCost:
+def measure_loader(
+    trainer: Trainer,
+    *,
+    steps: int,
+    rounds: int = 5,
+    on_round: Callable[[int, int], None] | None = None,
+) -> LoaderCost:
     """Rounds of real steps, by turns with rows as training reads them and with the batch of one step kept
-    on the device, so that a machine that slows down slows both."""
+    on the device, so that a machine that slows down slows both. `on_round` hears how many are done, of
+    either kind, and of how many."""
     loader = trainer.loader
     held = Held(loader, trainer.step)
     seconds: dict[StepBatches, list[float]] = {loader: [], held: []}
     waits = []
-    for _ in range(rounds):
-        for source in (loader, held):
-            trainer.loader = source
-            taken, wait = _round(trainer, steps)
-            seconds[source].append(taken / steps)
-            if source is loader:
-                waits.append(wait)
+    for done, source in enumerate(rounds * [loader, held], start=1):
+        trainer.loader = source
+        taken, wait = _round(trainer, steps)
+        seconds[source].append(taken / steps)
+        if source is loader:
+            waits.append(wait)
+        if on_round is not None:
+            on_round(done, 2 * rounds)
     trainer.loader = loader
     return LoaderCost(
         statistics.median(seconds[loader]), statistics.median(seconds[held]),
