@@ -82,9 +82,9 @@ def card(kind: str, records: Sequence[EvalRecord]) -> str:
         "## Data",
         "",
         "96 English novels from before 1929, in the public domain in the United States: 72.3 M characters, "
-        "22.6 M tokens, cleaned by `tools/build_corpus.py --all`. The last 4% of 29 of them are held out "
-        "(`corpus:heldout`); paragraphs of those do not occur in training. The collection names no edition "
-        "for most texts.",
+        "22.6 M tokens, cleaned by `tools/build_corpus.py --all` ([where they are from]"
+        "(../../data/corpus/README.md)). The last 4% of 29 of them are held out (`corpus:heldout`); "
+        "paragraphs of those do not occur in training. The collection names no edition for most texts.",
         "",
         "## Training",
         "",

@@ -1,4 +1,4 @@
-"""Train the methods of this folder alike and measure them, within so many minutes.
+"""Train the methods of this folder alike within so many minutes, and measure them.
 
     python recipes/repro/run.py --minutes 25                      everything
     python recipes/repro/run.py --minutes 4 --runs mdlm           one run

@@ -19,7 +19,7 @@ class TorchBlock:
 
     elements = gradient_elements = 1 << 22
     least_rows = 1
-    kept_elements = 1 << 25
+    kept_elements = 1 << 26
 
     def prepare(self, head: Head) -> Head:
         own, times = type(self), 2 if head.weight.shape[1] >= _WIDE else 1

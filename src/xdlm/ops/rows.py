@@ -21,6 +21,9 @@ from xdlm.structs import HeadRows, RowLosses, RowStats
 
 Impl = Literal["auto", "eager", "chunked", "fused"]
 
+#: Rows that are no more than a block: "chunked" would do the same in more calls.
+_FEW = 4
+
 #: From the statistics of rows: writes the losses of some of them (a slice of all), and the losses'
 #: derivatives by each statistic, into their places.
 RowLoss = Callable[[RowStats, slice, RowLosses], None]
@@ -44,13 +47,13 @@ def row_stats(
     tokens, whose logits count as -inf. Logits are float32 from here on, or float64 if `hidden` is.
 
     `impl`: "eager" holds all logits; "chunked" holds a bounded block of rows of them and computes
-    them again in the backward pass, unless they are few (128 MiB in float32) and were kept; "fused" has
+    them again in the backward pass, unless they are few (256 MiB in float32) and were kept; "fused" has
     Triton kernels on a GPU, and keeps none. "auto" is "fused" where it can run and "chunked" elsewhere.
     """
     impl = resolve_impl(impl, hidden.device, hidden.dtype)
     special = special_tuple(mask_id)
     weight, bias = _as_hidden(hidden, weight, bias)
-    if impl == "eager":
+    if impl == "eager" or (impl == "chunked" and x.numel() <= _FEW):
         return stats_of_logits(_product(hidden, weight, bias), x, z, log_c, mask_id=special)
     from xdlm.ops.blocks import blocked_row_stats
 
