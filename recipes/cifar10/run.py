@@ -16,9 +16,10 @@ asks for what there is: choose --train-steps so that all are done in time. Recor
 and pictures are under --out, logs in runs/cifar10/logs. With --small all of it is in runs/cifar10-small;
 set OMP_NUM_THREADS=1 where there are as many lanes as cores.
 
-The work may be split between machines. --export FOLDER keeps every trained model there in a small form, in
-the --precision that it is measured in, so that nothing is lost. Laid into runs/cifar10 of another machine,
-with the records of the first one in --out, they are measured there as the same models:
+The work may be split between machines. --export FOLDER keeps the codec there as soon as it is trained, and
+every trained model in a small form, in the --precision that it is measured in. Only half-trained models are
+lost: train each to its end on one machine. Laid into runs/cifar10 of another machine, with the records of
+the first one in --out, they are measured there as the same models:
 
     python recipes/cifar10/run.py --minutes 30 --steps 32 --precision bfloat16 --export exported
     python recipes/cifar10/run.py --minutes 0 --steps 128 --precision bfloat16
@@ -27,6 +28,8 @@ with the records of the first one in --out, they are measured there as the same 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -196,12 +199,25 @@ class ImageStudy(LaneStudy):
         return scales
 
     def _make_codec(self) -> None:
-        """If any run needs one, and there is time to train."""
+        """If any run needs one, and there is time to train. Models of codes belong to one codec."""
         options = self._options
-        if self._has_codes and options.minutes > 0 and not self._codec_folder.exists():
+        if not self._has_codes:
+            return
+        if not self._codec_folder.exists():
+            if trained := [run for run in _CODES if self.step_of_newest(run)]:
+                sys.exit(f"{self.folder(trained[0])} was trained with a codec that is not here: lay it "
+                         f"to {self._codec_folder}")  # fmt: skip
+            if options.minutes <= 0:
+                return
             size = SMALL_CODEC if options.small else CODEC
             self.xdlm("codec", "codec", "--data", TRAIN, "--out", str(self._codec_folder), "--steps",
                       options.codec_steps, *size, *_flags(options.codec))  # fmt: skip
+        kept = None if options.export is None else options.export / self._codec_folder.name
+        if kept is not None and not kept.exists():
+            copied = kept.with_name(f".{kept.name}")
+            shutil.rmtree(copied, ignore_errors=True)
+            shutil.copytree(self._codec_folder, copied)
+            copied.rename(kept)
 
     def _measure_codec(self) -> None:
         """What it leaves of images."""

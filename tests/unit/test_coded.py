@@ -154,6 +154,12 @@ def test_bad_folders_get_one_line(folder: Path, tmp_path: Path) -> None:
     (folder / "bee" / "0.png").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"bee/0.png is damaged or not an image"):
         load_images(str(folder), Pixels(8)).take([3])
+    (folder / "stray.png").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"has images beside its class folders, such as stray.png \(1 in"
+    ):
+        ImageFolder.open(folder)
+    (folder / "stray.png").unlink()
     (folder / "dog").mkdir()
     with pytest.raises(UserError, match="dog holds no images"):
         ImageFolder.open(folder)

@@ -88,6 +88,24 @@ def test_a_codec_that_is_another_one_is_refused(config: RunConfig, tmp_path: Pat
         load_images(config.data.train, Codes.open(str(tmp_path / "codec"), 64))
 
 
+def test_a_codec_moves_with_its_models(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same folders elsewhere, and another working directory."""
+    make_trainer(config, tokenizer_of(config.data)).run()
+    moved = tmp_path / "other/machine"
+    moved.mkdir(parents=True)
+    for name in ("codec", "run"):
+        (tmp_path / name).rename(moved / name)
+    monkeypatch.chdir(tmp_path)
+    model = load_image_model("other/machine/run", device="cpu")
+    assert isinstance(model.tokenizer, Codes)
+    assert Path(model.tokenizer.folder) == moved / "codec"
+    (moved / "codec").rename(tmp_path / "unrelated")
+    with pytest.raises(UserError, match="no codec at"):
+        load_image_model("other/machine/run", device="cpu")
+
+
 def test_the_recipe_fits_the_codec_that_it_names() -> None:
     """A default codec has cells of 4 x 4 pixels."""
     config = load_config(Path(__file__).parents[2] / "recipes" / "cpu-codes.yaml")

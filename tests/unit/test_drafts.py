@@ -33,7 +33,7 @@ SHAPES: dict[str, ModelConfig] = {
     "llada": LladaConfig(
         depth=2, width=32, heads=2, mlp_width=48, vocab_size=SIZE, mask_id=SIZE - 1
     ),
-    "unet": UNetConfig(side=4, channels=32, multipliers="1-2", n_classes=3),
+    "unet": UNetConfig(side=4, channels=32, multipliers="1-2", attention=0, n_classes=3),
 }
 
 

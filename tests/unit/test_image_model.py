@@ -140,7 +140,7 @@ def test_eval_image_writes_records_and_pictures(
     assert cost.metric == "train_seconds"
     assert [r.metric for r in found[:4]] == ["fid", "kid", "precision", "recall"]
     assert [(r.guidance, r.steps, r.nfe) for r in found[::4]] == [
-        (1.0, 2, 3.0), (1.0, 4, 5.0), (2.0, 2, 6.0), (2.0, 4, 10.0),
+        (1.0, 2, 3.0), (2.0, 2, 6.0), (1.0, 4, 5.0), (2.0, 4, 10.0),
     ]  # fmt: skip
     one = found[0]
     assert one.n == 12 and one.details["reference_n"] == 12 and one.judge == "inception-2015"

@@ -309,6 +309,9 @@ def test_altered_reference_features_are_refused(tmp_path: Path) -> None:
     file.write_bytes(content[:-100])
     with pytest.raises(UserError, match="damaged"):
         reference_features(network, rows, cache=tmp_path / "cache")
+    file.write_bytes(content[:-100] + bytes(100))  # as long as it was, and other numbers
+    with pytest.raises(UserError, match=r"damaged .*not those that were written"):
+        reference_features(network, rows, cache=tmp_path / "cache")
     network.weight.data *= 2
     reference_features(network, rows, cache=tmp_path / "cache")
     (other,) = (f for f in (tmp_path / "cache").iterdir() if f != file)

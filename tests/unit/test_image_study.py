@@ -66,8 +66,9 @@ def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     runs = ["--runs", "pixels-mdlm", "codes-udlm"]
     run(one, monkeypatch, *TRAINED, *runs, "--steps", "2", "--code-steps", "2", "--export", "kept")
-    kept = sorted(f.relative_to(one).as_posix() for f in (one / "kept").glob("*/*"))
+    kept = sorted(f.relative_to(one).as_posix() for f in (one / "kept").glob("*/step-*"))
     assert kept == ["kept/codes-udlm/step-00000002", "kept/pixels-mdlm/step-00000002"]
+    assert (one / "kept/codec/codec.json").is_file()
     results = one / "runs/cifar10/results"
     assert {f.name for f in results.glob("*.png")} == {
         f"{kind}-2-steps-guidance-2{what}.png"
@@ -78,11 +79,13 @@ def test_a_study_on_two_machines(tmp_path: Path, monkeypatch, said) -> None:
         results / "seconds.csv"
     ).is_file()
 
-    shutil.copytree(one / "kept/pixels-mdlm", other / "runs/cifar10/pixels-mdlm")
+    shutil.copytree(one / "kept", other / "runs/cifar10")
     shutil.copytree(results, other / "runs/cifar10/results")
     del said[:]
-    run(other, monkeypatch, "--minutes", "0", "--steps", "2", "3", "--no-pictures")
-    assert [words[:2] for words in said] == [("eval", "image")] * 2  # the yardstick, and the model
+    steps = ["--steps", "2", "3", "--code-steps", "2"]
+    run(other, monkeypatch, "--minutes", "0", *runs, *steps, "--no-pictures")
+    # The yardstick, the codec, and the models.
+    assert [words[:2] for words in said] == [("eval", "image")] * 4
     records = read_records(other / "runs/cifar10/results/pixels-mdlm.jsonl")
     painted = [r for r in records if r.metric == "fid"]
     assert [(r.steps, r.guidance) for r in painted] == [(2, 1.0), (2, 2.0), (3, 1.0), (3, 2.0)]

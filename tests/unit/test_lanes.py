@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -136,16 +137,36 @@ def test_a_signal_ends_what_is_running_and_begins_nothing_else(
         [sys.executable, "-c", SCRIPT.replace("{body}", body), str(command)],
         cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "FAILS": fails},
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while said_of(tmp_path) != dict.fromkeys(runs, "began\n"):
-        assert time.monotonic() < deadline and script.poll() is None
-        time.sleep(0.05)
+    _wait_for(lambda: said_of(tmp_path) == dict.fromkeys(runs, "began\n"))
     time.sleep(0.2)
     os.kill(script.pid, number)
     _, said = script.communicate(timeout=60)
     assert script.returncode == STOPPED and said == "stopped; started again, it goes on\n"
     expected = {run: "began\n" if run == fails else "began\nsaved\n" for run in runs}
     assert said_of(tmp_path) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells children that their parent ended")
+def test_commands_end_with_a_script_that_is_killed(tmp_path: Path) -> None:
+    command = tmp_path / "command"
+    command.write_text(COMMAND)
+    command.chmod(0o755)
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("{body}", STUDY), str(command)], cwd=tmp_path,
+        env={**os.environ, "FAILS": ""},
+    )  # fmt: skip
+    _wait_for(lambda: said_of(tmp_path) == dict.fromkeys("ab", "began\n"))
+    time.sleep(0.2)
+    script.kill()
+    script.wait()
+    _wait_for(lambda: said_of(tmp_path) == dict.fromkeys("ab", "began\nsaved\n"))
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def said_of(folder: Path) -> dict[str, str]:

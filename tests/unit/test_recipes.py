@@ -86,7 +86,7 @@ def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
     def xdlm(log: Path, *words: str) -> None:
         time.sleep(0.01)
         said.append((log.name.removesuffix(".log"), *words))
-        if words[0] == "export":
+        if words[0] in ("export", "codec"):
             Path(words[words.index("--out") + 1]).mkdir(parents=True)
         if words[0] == "train":
             trained.add(words[1])
@@ -100,10 +100,13 @@ def pretend(monkeypatch, script: dict) -> list[tuple[str, ...]]:
     def steps_left(self, run: str) -> int:
         return int(str(self._recipes[run]) not in trained)
 
+    def step_of_newest(self, run: str) -> int:
+        return 5000 * (str(self._recipes[run]) in trained)
+
     monkeypatch.setitem(inspect.unwrap(script["main"]).__globals__, "xdlm", xdlm)
     monkeypatch.setattr("xdlm.cli.lanes.xdlm", xdlm)
     monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.steps_left", steps_left)
-    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.step_of_newest", lambda self, run: 5000)
+    monkeypatch.setattr("xdlm.cli.lanes.LaneStudy.step_of_newest", step_of_newest)
     return said
 
 
@@ -273,7 +276,7 @@ def test_the_image_study_compares_noise_alone(folder: str) -> None:
     one = found["mdlm"]
     for method, config in found.items():
         assert config.process == load_config(RECIPES / "cifar10" / f"{method}.yaml").process
-        dynamic = method == "gidd" or folder == "small-codes"
+        dynamic = method == "gidd" or not pixels
         assert config.loss.weighting == ("dynamic" if dynamic else "elbo")
         same = replace(
             config,
@@ -320,6 +323,25 @@ def test_the_image_script_trains_measures_and_paints(tmp_path: Path, monkeypatch
     assert order == ["codes-gidd.measure", *["paint.codes"] * 3, "pixels-xdlm-k0.1.measure",
                      *["paint.pixels"] * 2]  # fmt: skip
     assert logs[-2:] == ["paint.pixels"] * 2
+
+
+def test_models_of_codes_stay_with_their_codec(tmp_path: Path, monkeypatch) -> None:
+    """It is kept for another machine; there, without it, no other one is trained for models that belong to
+    the first."""
+    script = runpy.run_path(str(RECIPES / "cifar10" / "run.py"))
+    said = pretend(monkeypatch, script)
+    monkeypatch.chdir(tmp_path)
+    words = ["run.py", "--minutes", "1", "--runs", "codes-mdlm", "--no-pictures"]
+    monkeypatch.setattr("sys.argv", [*words, "--export", "kept"])
+    (tmp_path / "runs/cifar10/codes-mdlm/step-00000009").mkdir(parents=True)
+    script["main"]()
+    assert (tmp_path / "kept/codec").is_dir() and "codec" in [log for log, *_ in said]
+    said.clear()
+    (tmp_path / "runs/cifar10/codec").rename(tmp_path / "away")
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="trained with a codec that is not here"):
+        script["main"]()
+    assert "codec" not in [log for log, *_ in said]
 
 
 def test_the_image_script_has_a_size_for_a_cpu(tmp_path: Path, monkeypatch) -> None:

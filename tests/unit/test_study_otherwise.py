@@ -34,10 +34,12 @@ def test_gaps_of_other_recipes_stand_beside() -> None:
     page = page_of_study(with_otherwise(study, "longer", collect(by_bound(4000, 110.0))))
     rows = {line for line in page.splitlines() if line.startswith("| `")}
     assert any(
-        r.startswith("| `dynamic` | 2,000 | 131.1 M | 100.0 ± ") and "| +30.0 % ± " in r for r in rows
+        r.startswith("| `dynamic` | 2,000 | 131.1 M | 100.0 ± ") and "| +30.0 % ± " in r
+        for r in rows
     )
     assert any(
-        r.startswith("| `dynamic` | 4,000 | 262.1 M | 100.0 ± ") and "| +10.0 % ± " in r for r in rows
+        r.startswith("| `dynamic` | 4,000 | 262.1 M | 100.0 ± ") and "| +10.0 % ± " in r
+        for r in rows
     )
     assert any(r.startswith("| `dynamic` | 4,000 | 262.1 M | judge | +10.0 % ± ") for r in rows)
     assert verdicts(page)[SHRINKS] == "not measured", "the zero-shot sets were not"

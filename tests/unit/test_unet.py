@@ -17,7 +17,7 @@ from xdlm.errors import UserError
 from xdlm.models import UNet, UNetConfig, build_denoiser, drawing_head, head_stats, logistic
 from xdlm.models.logistic import level_draws, level_log_probs, level_stats
 from xdlm.models.unet import ResidualBlock, by_pixel
-from xdlm.noise import Masked, Mixed, NoiseProcess, Uniform
+from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import nelbo
 from xdlm.ops import dense, draw_and_weigh, stats_of_logits
 from xdlm.ops.rows import Impl
@@ -31,7 +31,7 @@ SMALL = UNetConfig(
     side=8, channels=8, multipliers="1-2", blocks=1, attention=4, dropout=0.0, n_classes=3
 )
 MASKED = Vocab(257, mask_id=256)
-PROCESSES = [Masked(MASKED), Uniform(Vocab(256)), Mixed(MASKED, k=0.3)]
+PROCESSES = [Masked(MASKED), Uniform(Vocab(256)), Mixed(MASKED, k=0.3), Gidd(MASKED)]
 
 
 def small(vocab_size: int = 257, config: UNetConfig = SMALL) -> UNet:
@@ -98,7 +98,7 @@ def test_draws_without_levels_are_those_from_all_of_them() -> None:
 
 
 def test_a_head_draws_by_itself_unless_its_logits_change() -> None:
-    model, special = UNet(UNetConfig(side=4, channels=8, multipliers="1"), 257), (256,)
+    model, special = UNet(UNetConfig(side=4, channels=8, multipliers="1", attention=0), 257), (256,)
     hidden, uniform = torch.randn(50, 2), torch.rand(50, dtype=torch.float64)
     z, head = torch.randint(0, 257, (50,)), drawing_head(model, special)
     own, p_own = head.draw(hidden, uniform, z)
@@ -239,7 +239,7 @@ def test_statistics_in_blocks_are_those_of_all_logits(
 def test_the_short_way_errs_no_more_than_all_logits(summed: bool) -> None:
     """In float32 against float64: narrow and wide laws, ends, masks, and widths past their bounds."""
     torch.manual_seed(0)
-    n, model = 1003, UNet(UNetConfig(side=8, channels=8, multipliers="1"), 257)
+    n, model = 1003, UNet(UNetConfig(side=8, channels=8, multipliers="1", attention=0), 257)
     x, z = torch.randint(0, 256, (n,)), torch.randint(0, 300, (n,)).clamp_max(256)
     x[:3] = torch.tensor([0, 255, 0])
     log_c = torch.linspace(-6, 12, n, dtype=torch.float64)[torch.randperm(n)] if summed else None
@@ -340,6 +340,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         UNetConfig(multipliers="1,2")
     with pytest.raises(UserError, match="cannot be halved 3 times"):
         UNetConfig(side=28)
+    with pytest.raises(
+        UserError, match=r"attention must be one of .*\[32, 16, 8, 4\], or 0 .*, got 7"
+    ):
+        UNetConfig(attention=7)
     with pytest.raises(UserError, match=r"set data\.tokenizer to pixels"):
         UNet(SMALL, 50258)
     with pytest.raises(UserError, match="the model takes rows of 3072"):

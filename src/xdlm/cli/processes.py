@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 #: The exit code of a script that a signal ended.
 STOPPED = 130
+#: From Linux's prctl.h: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 #: Ctrl-C, `kill` and `timeout`, a terminal that is closed.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """For a child, before it becomes a command: if the script is killed with no chance to end its commands,
+    Linux ends them, and the next script does not find them training. The thread that waits for a command
+    is the one that began it, which is whose end counts."""
+    if sys.platform != "linux":
+        return None
+    control, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        control(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it is gone already
+            os._exit(STOPPED)
+
+    return ask
 
 
 class _Commands:
@@ -37,6 +57,7 @@ class _Commands:
                     stdout=stream,
                     stderr=stream,
                     start_new_session=True,
+                    preexec_fn=_end_with_parent(),
                 )
             self._running.add(command)
         try:

@@ -41,6 +41,11 @@ class ImageFolder:
         folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
         if not folders:
             return cls(root, (), (), tuple(_images_in(root)[:limit]))
+        if beside := [path.name for path in sorted(root.iterdir()) if _is_image(path)]:
+            raise UserError(
+                f"{root} has images beside its class folders, such as {beside[0]} ({len(beside)} in all): "
+                "put each into the folder of its class, or elsewhere"
+            )
         parts: list[list[str]] = []
         for i, folder in enumerate(folders):
             parts.append([f"{folder.name}/{name}" for name in _images_in(folder)[:limit]])
@@ -67,9 +72,13 @@ class ImageFolder:
         return decoded(file.read_bytes(), str(file), convert=True)
 
 
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and not path.is_dir()
+
+
 def _images_in(folder: Path) -> list[str]:
     files = folder.iterdir() if folder.is_dir() else ()
-    names = sorted(path.name for path in files if path.suffix.lower() in _SUFFIXES)
+    names = sorted(path.name for path in files if _is_image(path))
     if not names:
         raise UserError(f"{folder} holds no images ({', '.join(sorted(_SUFFIXES))})")
     return names

@@ -1,4 +1,6 @@
-"""The U-Net of the paper for pixels, after Ho et al. 2020, with the output law of Austin et al. 2021.
+"""The U-Net of the paper for pixels, after Ho et al. 2020, with an output law after Austin et al. 2021: a
+discretised logistic, whose tails belong to the levels 0 and 255 here, where theirs are cut off and the rest
+is normalised.
 
 It sees levels as numbers in [-1, 1], and masks as 0 in one channel and as 1 in another beside it. For every
 token it gives a place and a width, from which `head` makes a logistic law over the levels; the place starts
@@ -68,6 +70,12 @@ class UNetConfig(BackboneConfig):
                 raise UserError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.side % 2 ** (len(self.widths) - 1):
             raise UserError(f"side {self.side} cannot be halved {len(self.widths) - 1} times")
+        sizes = [self.side // 2**i for i in range(len(self.widths))]
+        if self.attention not in (0, *sizes):
+            raise UserError(
+                f"attention must be one of the sizes that the image has on its way, {sizes}, or 0 for none "
+                f"but in the middle, got {self.attention}"
+            )
 
     @property
     def widths(self) -> tuple[int, ...]:

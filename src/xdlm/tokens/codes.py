@@ -56,12 +56,13 @@ class Codes:
         return cls(folder, side, _stated_hash(folder), codec)
 
     @classmethod
-    def from_json(cls, text: str) -> Codes:
-        """What `to_json` gave; the codec must be where it was, and the same."""
+    def from_json(cls, text: str, near: Path | None = None) -> Codes:
+        """What `to_json` gave; the codec must be the same, and where it was, or in a folder of that name
+        beside the model, which lies `near`: or beside one of the folders that this is in."""
         tree = json.loads(text)
         if not {"folder", "length", "sha256"} <= tree.keys():
             raise UserError("not a description of codes")
-        found = cls.open(tree["folder"], tree["length"])
+        found = cls.open(_place(tree["folder"], near), tree["length"])
         if found.sha256 != tree["sha256"]:
             raise UserError(f"{found.folder} holds another codec than the model was trained with")
         return found
@@ -129,6 +130,14 @@ class Codes:
         """What belongs to tokens [n, length], at every pixel of their cells [n, side, side, 1]."""
         grid, shrink = values.reshape(-1, self._cells, self._cells, 1), self.codec.config.shrink
         return grid.repeat(shrink, axis=1).repeat(shrink, axis=2)
+
+
+def _place(folder: str, near: Path | None) -> str:
+    """Where a codec is, by where it was: models and codecs are moved together."""
+    if Path(folder).exists() or near is None:
+        return folder
+    beside = (parent / Path(folder).name for parent in near.absolute().parents)
+    return next((str(place) for place in beside if place.exists()), folder)
 
 
 def is_codes(tree: Any) -> bool:

@@ -28,4 +28,4 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise UserError(f"{file} is not a tokenizer file: {error}") from error
     if is_pixels(tree):
         return Pixels.from_json(text)
-    return Codes.from_json(text) if is_codes(tree) else TextTokenizer.load(file)
+    return Codes.from_json(text, file) if is_codes(tree) else TextTokenizer.load(file)

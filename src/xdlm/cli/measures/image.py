@@ -22,6 +22,7 @@ from xdlm.evaluation.images import (
     Drawn,
     Inception,
     Reference,
+    batch_on,
     load_inception,
     measure,
     metrics_of,
@@ -166,7 +167,8 @@ def _measure_data(options: Options, source: str, held: Held) -> None:
     network = _network(options, device)
     reference = _reference(options.data, compared, network, options, options.limit)
     plan = plan_real(source, codes, rows, network, reference, seed=options.seed, device=device)
-    records = _once(plan, network, reference, real_images(rows, codes), held)
+    images = real_images(rows, codes, batch_on(device))
+    records = _once(plan, network, reference, images, held)
     table = Table(*_columns(network))
     table.add_row(*_cells(records))
     _show(table, plan.model, plan.n, reference)
@@ -187,11 +189,16 @@ def _columns(network: Inception) -> list[str]:
 def _cells(records: list[EvalRecord]) -> list[str]:
     distance, kernel, precision, recall, *scores = records
     return [
-        with_error(distance.value, distance.stderr, 3),
+        with_error(_no_less_than_nothing(distance.value), distance.stderr, 3),
         with_error(_thousandfold(kernel.value), _thousandfold(kernel.stderr), 3),
         f"{precision.value:.3f}", f"{recall.value:.3f}",
         *(with_error(r.value, r.stderr, 3) for r in scores),
     ]  # fmt: skip
+
+
+def _no_less_than_nothing(value: float | None) -> float | None:
+    """A distance of 0 comes out as -1e-12 by rounding, and is not to be shown with that sign."""
+    return 0.0 if value is not None and abs(value) < 5e-4 else value
 
 
 def _thousandfold(value: float | None) -> float | None:
@@ -220,8 +227,8 @@ def _samplers(options: Options) -> list[SamplerConfig]:
             steps, Filter(options.temperature, options.top_p),
             guidance=Guidance(scale, options.schedule),
         )
+        for steps in options.steps  # few steps under every scale come first: they are soon done
         for scale in options.guidance
-        for steps in options.steps
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from xdlm.evaluation.images.features import (
     FeatureSet,
     Gaussian,
     Running,
+    batch_on,
     features_of,
     reference_features,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "InceptionScore",
     "Reference",
     "Running",
+    "batch_on",
     "default_weights",
     "features_of",
     "fid",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,11 +24,11 @@ from xdlm.files import write_atomic
 from xdlm.tokens import Pixels
 
 #: Raised when anything changes that the numbers in a file of statistics depend on.
-_FORMAT = 2
+_FORMAT = 3
 #: Threads that read images.
 _READERS = 4
-#: Images that go through the network together.
-BATCH = 64
+#: Images that go through the network together, on a CPU and on a GPU.
+BATCH, GPU_BATCH = 64, 256
 #: Features of a set that are kept, for scores that compare images one by one; and what decides which.
 KEPT, _CHOICE = 10_000, 0
 
@@ -151,7 +151,6 @@ def reference_features(
     *,
     cache: Path | None = None,
     kept: int = KEPT,
-    batch: int = BATCH,
     on_images: Callable[[int], None] | None = None,
 ) -> FeatureSet:
     """The features of a data set. With a `cache` folder they are read from there if the same images were
@@ -160,12 +159,17 @@ def reference_features(
     file = None if cache is None else cache / f"features-{key[:16]}.safetensors"
     if file is not None and file.is_file():
         return read_features(file, key)
+    batch = batch_on(next(network.parameters()).device)
     found = features_of(
         network, batches_of(rows, batch), n=len(rows), kept=kept, on_images=on_images
     )
     if file is not None:
         write_features(file, found, key)
     return found
+
+
+def batch_on(device: torch.device) -> int:
+    return GPU_BATCH if device.type == "cuda" else BATCH
 
 
 def batches_of(rows: ImageRows, batch: int = BATCH) -> Iterator[NDArray[np.uint8]]:
@@ -202,7 +206,17 @@ def write_features(file: Path, features: FeatureSet, key: str) -> None:
     law = features.law
     tensors = {"mean": law.mean, "covariance": law.covariance, "kept": features.kept}
     on_host = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomic(file, save(on_host, {"key": key, "n": str(law.n)}))
+    about = {"key": key, "n": str(law.n), "content": _content(on_host)}
+    write_atomic(file, save(on_host, about))
+
+
+def _content(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of what is in a file: one wrong number would be a wrong distance of everything measured."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_features(file: Path, key: str) -> FeatureSet:
@@ -212,8 +226,11 @@ def read_features(file: Path, key: str) -> FeatureSet:
             meta = opened.metadata() or {}
             if meta.get("key") != key:
                 raise UserError(f"{file} holds features of other images or weights; delete it")
-            mean, covariance, kept = map(opened.get_tensor, ("mean", "covariance", "kept"))
-            return FeatureSet(Gaussian(int(meta["n"]), mean, covariance), kept)
+            tensors = {name: opened.get_tensor(name) for name in ("mean", "covariance", "kept")}
+            if meta["content"] != _content(tensors):
+                raise ValueError("its numbers are not those that were written")
+            law = Gaussian(int(meta["n"]), tensors["mean"], tensors["covariance"])
+            return FeatureSet(law, tensors["kept"])
     except (SafetensorError, KeyError, ValueError) as error:
         if isinstance(error, UserError):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import nn
 
 from xdlm import __version__
 from xdlm.data import ImageRows
+from xdlm.errors import UserError
 from xdlm.evaluation.images.features import FeatureSet, batches_of, digest_of, features_of
 from xdlm.evaluation.images.inception import Inception
 from xdlm.evaluation.images.scores import InceptionScore, fid, fid_error, kid, precision_recall
@@ -101,8 +103,8 @@ def plan_real(
     )  # fmt: skip
 
 
-def real_images(rows: ImageRows, codes: Codes | None) -> Iterator[RealImages]:
-    for images in batches_of(rows):
+def real_images(rows: ImageRows, codes: Codes | None, batch: int) -> Iterator[RealImages]:
+    for images in batches_of(rows, batch):
         yield RealImages(images if codes is None else codes.decode(codes.encode(images)))
 
 
@@ -123,13 +125,15 @@ def measure(
 ) -> list[EvalRecord]:
     """The distances of drawn images from the reference: FID over all images of both; KID, precision and
     recall over those whose features are kept; the Inception Score where the network has classes."""
-    most, began = 0, time.perf_counter()
+    most, began, waited = 0, time.perf_counter(), 0.0
 
     def images() -> Iterator[NDArray[np.uint8]]:
-        nonlocal most
+        nonlocal most, waited
+        asked = time.perf_counter()
         for part in drawn:
-            most = max(most, part.nfe)
+            most, waited = max(most, part.nfe), waited + time.perf_counter() - asked
             yield part.images
+            asked = time.perf_counter()
 
     score = None
     if isinstance(network, Inception) and network.classes is not None:
@@ -139,6 +143,7 @@ def measure(
             network, images(), n=plan.n, on_images=lambda done: show(done, plan.n),
             on_features=None if score is None else score.add,
         )  # fmt: skip
+    seen = time.perf_counter()
     real, found = reference.features, found.to(next(network.parameters()).device)
     here, there = found.kept, real.kept
     kernel = kid(here, there)
@@ -149,7 +154,12 @@ def measure(
         about["reference_limit"] = float(reference.limit)
     plan = replace(plan, nfe=float(most), details=about)
     distance, error = fid(real.law, found.law), fid_error(real.law, found.law, here)
-    took = {"seconds": time.perf_counter() - began}  # told once: all are of the same images
+    if not math.isfinite(distance):
+        raise UserError(f"the distance of {plan.model} from {reference.source} is no number")
+    took = {  # told once: all are of the same images
+        "seconds": time.perf_counter() - began, "seconds_drawing": waited,
+        "seconds_scoring": time.perf_counter() - seen,
+    }  # fmt: skip
     values = [(distance, error), (kernel.value, kernel.stderr), (shares.precision, None),
               (shares.recall, None)]  # fmt: skip
     if score is not None:
