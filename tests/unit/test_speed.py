@@ -75,11 +75,12 @@ def test_chunked_is_not_slower_than_eager_on_a_cpu(backward: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width, rows", [(64, 8), (64, 256), (768, 8), (768, 32), (768, 192)])
+@pytest.mark.parametrize("width, rows", [(64, 16), (64, 256), (768, 16), (768, 32), (768, 192)])
 def test_statistics_in_blocks_cost_no_more_for_few_rows_and_wide_states(
     width: int, rows: int
 ) -> None:
-    """With gradients; a few rows of wide states take hardly more than one look at the weight in both."""
+    """With gradients; a few rows of wide states take hardly more than one look at the weight in both. The
+    fifth is how far the ratio of two equal timings wanders on a busy machine (benchmarks/notes.md)."""
     torch.manual_seed(0)
     hidden = torch.randn(rows, width, requires_grad=True)
     weight = (torch.randn(VOCAB.size, width) / width**0.5).requires_grad_()
