@@ -95,6 +95,14 @@ def as_pickles(folder: Path, labels: list[int] = LABELS) -> None:
             add_member(archive, f"cifar-10-batches-py/data_batch_{i}", content)
 
 
+def as_unpacked_pickles(folder: Path) -> None:
+    as_pickles(folder)
+    archive = folder / "cifar-10-python.tar.gz"
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    archive.unlink()
+
+
 def as_parquet(folder: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -109,8 +117,10 @@ def as_parquet(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [as_grids, as_binary, as_binary_archive, as_pickles, as_parquet], ids=lambda f: f.__name__
-)  # fmt: skip
+    "write",
+    [as_grids, as_binary, as_binary_archive, as_pickles, as_unpacked_pickles, as_parquet],
+    ids=lambda f: f.__name__,
+)
 def test_every_form_reads_to_the_same_images(write, tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     write(tmp_path / "cifar10")

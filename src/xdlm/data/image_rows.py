@@ -39,9 +39,11 @@ _GRIDS, _ARCHIVES = (".webp", ".png"), (".gz", ".tgz", ".tar")
 #: Where CIFAR-10 is looked for under the folder of local data, and the files of a split there: the first
 #: pattern that finds any counts.
 _FOLDERS = ("cifar10", "images", "cifar-10-batches-bin", ".")
+#: What the Python archive unpacks to, as torchvision leaves it: batches without a suffix.
+_UNPACKED = "cifar-10-batches-py"
 _PATTERNS = (
     "cifar10_{split}*.webp", "cifar10_{split}*.png", "{batch}*.bin", "{split}*.parquet",
-    "*/{split}*.parquet", "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz",
+    "*/{split}*.parquet", "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", f"{_UNPACKED}/{{batch}}*",
 )  # fmt: skip
 
 
@@ -208,10 +210,17 @@ def _read(
         ".bin": _read_bin,
         ".parquet": partial(read_parquet, on_progress=on_progress),
     }
+    if split is not None:  # a file that is named must say what it is
+        readers[""] = _read_pickled
     if kind not in readers:
         known = (*_GRIDS, *readers)
         raise UserError(f"{files[0]}: images come as {', '.join(known)}, not '{kind}'")
     return join([readers[kind](file) for file in files])
+
+
+def _read_pickled(file: Path) -> Pictures:
+    with file.open("rb") as stream:
+        return cifar.read_pickled(stream, str(file))
 
 
 def _read_bin(file: Path) -> Pictures:

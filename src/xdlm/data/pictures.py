@@ -4,7 +4,7 @@
              or without a number at its end, one list for all files that share it, in their order
 .bin         CIFAR-10's binary version: records of a label and three planes of 32 x 32 bytes
 .parquet     records with an encoded image (`img` or `image`) and a `label`
-.tar.gz      CIFAR-10's archive, of the binary or of the Python version
+.tar.gz      CIFAR-10's archive, of the binary or of the Python version, or what it unpacks to
 """
 
 from __future__ import annotations
