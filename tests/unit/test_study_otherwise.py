@@ -11,7 +11,7 @@ from studies import RUNS, config, gen, page_of, page_of_study, ppl, verdicts, wh
 from xdlm import UserError
 from xdlm.evaluation.records import EvalRecord, append_records
 from xdlm.report.study import read_study
-from xdlm.report.study.collection import collect, with_otherwise
+from xdlm.report.study.collection import collect, with_otherwise, with_readapted
 
 SHRINKS = (
     "Under the weights `dynamic`: the gap from MDLM to XDLM k=0.1 is smaller after 262 M tokens than "
@@ -58,6 +58,25 @@ def test_other_recipes_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="bound, perplexity of"):
         with_otherwise(study, "bound", collect([replace(r, data_sha256="other") for r in
                                                 by_bound(2000, 130.0)]))  # fmt: skip
+
+
+def test_another_adaptation_stands_beside_the_first() -> None:
+    """Of another masked model: what the first says is left as it is."""
+    first, more = collect(whole()), []
+    for one in (r for r in whole() if r.step in (300, 2000) and r.metric in ("gen_ppl", "entropy")):
+        if one.model == RUNS["MDLM"] or "adapt" in one.model:
+            better = 0.5 if "adapt-x" in one.model and one.metric == "gen_ppl" else 1.0
+            seeded = {**one.config, "train": {**one.config["train"], "seed": 2}}
+            place = one.model.replace("repro/", "repro/seed-2/")
+            more.append(replace(one, model=place, config=seeded, value=(one.value or 0) * better))
+    page = page_of_study(with_readapted(first, collect(more)))
+    claim = "8 sampling steps: continued as XDLM k=0.1 writes better than continued as MDLM"
+    found = verdicts(page)
+    assert found[claim] == found[f"Adapted again: {claim}"] == "holds"
+    assert "400.0" in page and "| continued as XDLM k=0.1 | **200.0" in page
+    assert "--seed 2 --runs mdlm adapt-mdlm adapt-xdlm --steps" in page
+    assert "--out results/repro/adapted" in page and page.count("tab:llada_performance</code>") == 1
+    assert "Adapted again" not in page_of(whole())
 
 
 def test_adaptation_is_judged_in_as_many_steps_as_the_paper_takes() -> None:

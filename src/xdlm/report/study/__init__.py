@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xdlm.files import check_writable, write_atomic
-from xdlm.report.study.adapted import adaptation
+from xdlm.report.study.adapted import adaptation, adapted_again
 from xdlm.report.study.again import TITLE, trained_again
 from xdlm.report.study.balance import balance
 from xdlm.report.study.changes import transitions
@@ -33,6 +33,7 @@ from xdlm.report.study.writing import generation
 TEXT: tuple[Callable[[Study], Section | None], ...] = (
     trained, validation, zero_shot, generation, judges, trained_again, drawn_by_gumbel, known_laws,
     ideal_predictions, balance, dynamics, trained_otherwise, transitions, adaptation,
+    adapted_again,
 )  # fmt: skip
 IMAGES: tuple[Callable[[Study], Section | None], ...] = (pixel_images, coded_images)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
 
 from xdlm.evaluation.records import EvalRecord
 from xdlm.report.comparison import ALWAYS, check_alike, method_of
 from xdlm.report.study import paper
+from xdlm.report.study.beside import ADAPTED as FOLDER
 from xdlm.report.study.beside import Samples, plot_curves
 from xdlm.report.study.collection import Grid, Study, start_of
-from xdlm.report.study.commands import measure_again
+from xdlm.report.study.commands import measure_again, repeat_again
 from xdlm.report.study.likelihood import MASKED, MIXED
 from xdlm.report.study.page import Section, by_method, fold, missing, of_paper
 from xdlm.report.study.verdict import Finding, estimate
@@ -20,6 +22,7 @@ from xdlm.report.study.writing import FEWEST, all_steps, compared, entropies
 
 UNTOUCHED, RESAMPLED = "untouched", "XDLM sampler only"
 CONTINUED, ADAPTED = f"continued as {MASKED}", f"continued as {MIXED}"
+AGAIN_TITLE = "Adapted again"
 _ARMS = (UNTOUCHED, RESAMPLED, CONTINUED, ADAPTED)
 #: Of 256 tokens, as the texts here: what the paper's scores are of.
 PUBLISHED_STEPS = 32
@@ -68,6 +71,20 @@ def adaptation(study: Study) -> Section:
     return Section(
         "Adaptation of a masked model", ("tab:llada_performance",), parts, findings, figures,
         records=records, command=measure_again(study),
+    )  # fmt: skip
+
+
+def adapted_again(study: Study) -> Section | None:
+    """The same of another masked model, trained with another seed."""
+    other = study.readapted
+    if other is None:
+        return None
+    one, theirs = adaptation(other), of_paper(paper.ADAPTATION)
+    return replace(
+        one, title=AGAIN_TITLE, labels=(), parts=[part for part in one.parts if part != theirs],
+        findings=[replace(f, claim=f"{AGAIN_TITLE}: {f.claim}") for f in one.findings],
+        figures={f"{name}-again": plot for name, plot in one.figures.items()},
+        command=f"{repeat_again(other, whole=True)} --out results/repro/{FOLDER}",
     )  # fmt: skip
 
 

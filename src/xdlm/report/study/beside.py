@@ -4,6 +4,7 @@ curves/RUN.csv                 step,nats: the bound on training batches
 samples/RUN/steps-00008.jsonl  texts of so many sampling steps, as `xdlm eval gen --samples` keeps them
 again/                         all of this of some of the methods, trained again with another seed
 gumbel/                        the same, whose texts were drawn exactly and by float32 Gumbel noise
+adapted/                       a masked model that was trained and adapted again
 otherwise/NAME/                the same study under another recipe
 law/                           records of texts of known laws, without any model
 """
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 SECONDS, CURVES, SAMPLES = "seconds.csv", "curves", "samples"
 #: Folders of what is apart from the first training.
-AGAIN, GUMBEL, LAW, OTHERWISE = "again", "gumbel", "law", "otherwise"
+AGAIN, ADAPTED, GUMBEL, LAW, OTHERWISE = "again", "adapted", "gumbel", "law", "otherwise"
 #: Run -> (step, nats), and run -> number of sampling steps -> texts.
 Curves = dict[str, list[tuple[int, float]]]
 Samples = dict[str, dict[int, list[str]]]
@@ -80,7 +81,7 @@ def read_seconds(folder: Path) -> dict[str, float]:
 
 def is_apart(file: Path, folder: Path) -> bool:
     """Whether a file in a folder of results belongs to another training, or to none."""
-    return file.relative_to(folder).parts[0] in (AGAIN, GUMBEL, LAW, OTHERWISE)
+    return file.relative_to(folder).parts[0] in (AGAIN, ADAPTED, GUMBEL, LAW, OTHERWISE)
 
 
 def read_samples(folder: Path) -> Samples:

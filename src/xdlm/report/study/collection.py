@@ -27,6 +27,7 @@ from xdlm.report.comparison import (
     real_text,
 )
 from xdlm.report.study.beside import (
+    ADAPTED,
     AGAIN,
     GUMBEL,
     LAW,
@@ -84,6 +85,8 @@ class Study:
     samples: Samples = field(default_factory=dict)
     again: Study | None = None
     """Some of the methods, trained again."""
+    readapted: Study | None = None
+    """A masked model that was trained and adapted again."""
     drawn: Drawn | None = None
     """Some of the methods, sampled in two ways."""
     otherwise: dict[str, Study] = field(default_factory=dict)
@@ -129,7 +132,7 @@ class Study:
     @cached_property
     def _groups(self) -> dict[str, list[EvalRecord]]:
         drawn = [] if self.drawn is None else self.drawn.ways
-        others = [self.again, *drawn, *self.otherwise.values()]
+        others = [self.again, self.readapted, *drawn, *self.otherwise.values()]
         apart = [record for other in others if other is not None for record in other.records]
         return grouped([*self.records, *apart, *self.law])
 
@@ -192,6 +195,8 @@ def read_study(folder: Path) -> Study:
     study = _read_one(folder)
     if (folder / AGAIN).is_dir():
         study = with_again(study, _read_one(folder / AGAIN))
+    if (folder / ADAPTED).is_dir():
+        study = with_readapted(study, _read_one(folder / ADAPTED))
     if (folder / GUMBEL).is_dir():
         exact, noisy = drawn_by_way(_read_all(folder / GUMBEL))
         exact = replace(exact, seconds=read_seconds(folder / GUMBEL))
@@ -281,6 +286,12 @@ def with_again(study: Study, again: Study) -> Study:
     """With methods that were trained again."""
     _check_again(study, again)
     return replace(study, again=again)
+
+
+def with_readapted(study: Study, other: Study) -> Study:
+    """With another masked model and what became of it."""
+    _check_again(study, other)
+    return replace(study, readapted=other)
 
 
 def with_drawn(study: Study, drawn: Drawn) -> Study:

@@ -32,14 +32,16 @@ def measure_again(study: Study) -> str:
     return _script(study, 0)
 
 
-def repeat_again(again: Study) -> str:
-    """Trains some of the methods with another seed, and measures what came out."""
-    ends = {PurePosixPath(r.model).name: r for r in (*again.last, *again.reference)}
+def repeat_again(again: Study, *, whole: bool = False) -> str:
+    """Trains some of the methods with another seed, and measures what came out: the last checkpoint alone,
+    or the `whole` of it, foreign samplers too."""
+    ends = {PurePosixPath(r.model).name: r for r in (*again.last, *again.adapted, *again.reference)}
     seed = min(seed_of(r) for r in again.last)
     texts = {r.steps or 0: r.n for r in again.last if r.judge is not None}
     steps, numbers = (" ".join(map(str, part)) for part in (texts, texts.values()))
     written = f" --steps {steps} --n {numbers}" if texts else ""
-    return f"{_script(again, 60)} --seed {seed} --last-only --runs {' '.join(ends)}{written}"
+    last = "" if whole else " --last-only"
+    return f"{_script(again, 60)} --seed {seed}{last} --runs {' '.join(ends)}{written}"
 
 
 def draw_again(drawn: Study, sampler: str) -> str:
