@@ -105,6 +105,6 @@ def test_trained_models_look_at_fewer_rows(name: str, monkeypatch) -> None:
 
 def test_nothing_is_remembered_where_it_says_nothing() -> None:
     """A head that is no linear map of its states, and noise that leaves no doubt."""
-    unet = UNet(UNetConfig(channels=32, multipliers="1", blocks=1), 256)
+    unet = UNet(UNetConfig(channels=32, multipliers="1", blocks=1, attention=0), 256)
     assert SeenRows.of(drawing_head(unet, ()), 8) is None
     assert not Masked(Vocab(V, MASK)).has_uniform_noise
