@@ -49,7 +49,7 @@ def main() -> None:
     rows = []
     for what, unit, size, run in works(device, options.small):
         found = measure(run, options.seconds, device)
-        rate = round(size * found["runs"] / found["seconds"] / 1e12, 4)
+        rate = float(f"{size * found['runs'] / found['seconds'] / 1e12:.4g}")
         rows.append({"what": what, "rate": rate, "unit": unit, **found, **about})
         at = f"  {found['mhz']:.0f} MHz  {found['watts']:.0f} W" if found["mhz"] else ""
         print(f"{what:32} {rate:9.4f} {unit:8} {found['seconds']:6.2f} s{at}", flush=True)
@@ -91,7 +91,8 @@ def on_gpu(run: Run, n: int, device: torch.device, before: int = 0) -> Timed:
     end.record()
     told = []
     while before and (now := clock_and_power(device)) is not None and not end.query():
-        told.append(now)
+        if start.query():  # before that it was the work that does not count
+            told.append(now)
     end.synchronize()
     return start.elapsed_time(end) / 1e3, told
 

@@ -101,7 +101,14 @@ def test_a_codec_moves_with_its_models(
     model = load_image_model("other/machine/run", device="cpu")
     assert isinstance(model.tokenizer, Codes)
     assert Path(model.tokenizer.folder) == moved / "codec"
+    rows = load_images(config.data.train, Pixels(8))  # another codec is where this one was
+    save_codec(train_codec(rows, SMALL, steps=1, batch=4, seed=1), tmp_path / "codec")
+    model = load_image_model("other/machine/run", device="cpu")
+    assert Path(model.tokenizer.folder) == moved / "codec"
     (moved / "codec").rename(tmp_path / "unrelated")
+    with pytest.raises(UserError, match="another codec than the model was trained with"):
+        load_image_model("other/machine/run", device="cpu")
+    (tmp_path / "codec").rename(tmp_path / "other-codec")
     with pytest.raises(UserError, match="no codec at"):
         load_image_model("other/machine/run", device="cpu")
 

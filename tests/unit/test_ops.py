@@ -55,7 +55,7 @@ def loss_and_grads(impl: str, hidden, weight, bias, x, z, process, t: float):
 
 
 @pytest.mark.parametrize(("rows", "width", "vocab", "mask_id"), [
-    (1, 3, 7, 0), (13, 5, 31, 17), (37, 8, 101, 100), (64, 16, 513, 256),
+    (1, 3, 7, 0), (11, 4, 23, 5), (13, 5, 31, 17), (37, 8, 101, 100), (64, 16, 513, 256),
 ])  # fmt: skip
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("k", [0.0, 0.1, 1.0])
@@ -63,6 +63,7 @@ def loss_and_grads(impl: str, hidden, weight, bias, x, z, process, t: float):
 def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k, kept) -> None:
     for limit in ("elements", "gradient_elements"):
         monkeypatch.setattr(chunked.TorchBlock, limit, 5 * vocab)  # several ragged chunks
+    monkeypatch.setattr("xdlm.ops.rows._FEW", 0)
     monkeypatch.setattr(chunked.TorchBlock, "kept_elements", kept)
     process = Mixed(Vocab(vocab, mask_id), k=k)
     inputs = head_inputs(rows, width, vocab, mask_id, torch.float64, bias=bias)
@@ -71,6 +72,19 @@ def test_chunked_equals_eager(monkeypatch, rows, width, vocab, mask_id, bias, k,
         loss_and_grads("chunked", *inputs, process, 0.4), reference, strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_few_rows_are_no_blocks(monkeypatch) -> None:
+    taken = []
+    monkeypatch.setattr("xdlm.ops.blocks.blocked_row_stats", lambda *_: taken.append(1))
+    for n in (1, 8):
+        *leaves, x, z = head_inputs(n, 4, 21, 20, torch.float64)
+        row_stats(*leaves, x, z, torch.zeros(n), mask_id=20, impl="chunked")
+    assert not taken
+    *leaves, x, z = head_inputs(9, 4, 21, 20, torch.float64)
+    with pytest.raises(TypeError):
+        row_stats(*leaves, x, z, torch.zeros(9), mask_id=20, impl="chunked")
+    assert taken
 
 
 def test_a_second_backward_pass_gives_the_same() -> None:
@@ -202,8 +216,9 @@ def test_masked_needs_no_vocabulary_sum() -> None:
     assert torch.isneginf(stats.logit_z[z == 17]).all()
 
 
-def test_log_probabilities_survive_large_logits() -> None:
+def test_log_probabilities_survive_large_logits(monkeypatch) -> None:
     """log p = logit - lse of a near-certain token among logits of a hundred: float32 would leave 1e-5."""
+    monkeypatch.setattr("xdlm.ops.rows._FEW", 0)
     logits = torch.tensor([[100.0, 88.0, 90.0]])
     x = torch.tensor([0])
     for stats in (

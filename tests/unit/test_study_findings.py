@@ -19,6 +19,7 @@ from xdlm.report.study.collection import averaged, once
 from xdlm.report.study.course import gaps, shrinks
 from xdlm.report.study.crossover import against_masked, ahead, crossing
 from xdlm.report.study.judges import _verdict, compare
+from xdlm.report.study.likelihood import ranked
 from xdlm.report.study.page import Section
 from xdlm.report.study.verdict import Estimate, Finding, Outcome, agreement, below, positive
 
@@ -188,6 +189,12 @@ def test_quality_beside_masked_noise() -> None:
     })  # fmt: skip
     assert lines["MDLM"] == [(8, 1, 0), (32, 1, 0)], "nothing to compare with itself"
     assert lines["UDLM"] == [pytest.approx((8, 0.8, 0.8 * 0.05))]
+
+
+def test_an_order_of_one_method_is_none() -> None:
+    found = {"MDLM": Estimate(2.0, 0.1), "GIDD": Estimate(1.0, 0.1)}
+    said = ranked(found, {"MDLM": 1.0, "GIDD": 2.0})
+    assert "τ -1.00)" in said and "nan" not in said
 
 
 def test_the_distance_from_the_line() -> None:

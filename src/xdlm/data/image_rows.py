@@ -188,8 +188,8 @@ def _find_cifar(split: str, root: Path) -> list[Path]:
             if files := sorted((root / folder).glob(named)):
                 return files
     raise UserError(
-        f"no CIFAR-10 under {root}/{CIFAR}: put its archive, its batches (.bin), its parquet files or "
-        "grids there, or name another folder of data in XDLM_DATA"
+        f"no CIFAR-10 under {root}/{CIFAR}: put its archive, its batches (.bin, or {_UNPACKED}), its "
+        "parquet files or grids there, or name another folder of data in XDLM_DATA"
     )
 
 
@@ -213,7 +213,7 @@ def _read(
     if split is not None:  # a file that is named must say what it is
         readers[""] = _read_pickled
     if kind not in readers:
-        known = (*_GRIDS, *readers)
+        known = (*_GRIDS, *filter(None, readers))
         raise UserError(f"{files[0]}: images come as {', '.join(known)}, not '{kind}'")
     return join([readers[kind](file) for file in files])
 

@@ -21,7 +21,7 @@ from xdlm.structs import HeadRows, RowLosses, RowStats
 
 Impl = Literal["auto", "eager", "chunked", "fused"]
 
-#: Rows that are no more than a block: "chunked" would do the same in more calls.
+#: So few rows are one block, of all vocabularies there are: "chunked" would do the same in more calls.
 _FEW = 8
 
 #: From the statistics of rows: writes the losses of some of them (a slice of all), and the losses'

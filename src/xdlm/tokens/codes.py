@@ -62,7 +62,7 @@ class Codes:
         tree = json.loads(text)
         if not {"folder", "length", "sha256"} <= tree.keys():
             raise UserError("not a description of codes")
-        found = cls.open(_place(tree["folder"], near), tree["length"])
+        found = cls.open(_place(tree["folder"], tree["sha256"], near), tree["length"])
         if found.sha256 != tree["sha256"]:
             raise UserError(f"{found.folder} holds another codec than the model was trained with")
         return found
@@ -132,12 +132,13 @@ class Codes:
         return grid.repeat(shrink, axis=1).repeat(shrink, axis=2)
 
 
-def _place(folder: str, near: Path | None) -> str:
-    """Where a codec is, by where it was: models and codecs are moved together."""
-    if Path(folder).exists() or near is None:
-        return folder
-    beside = (parent / Path(folder).name for parent in near.absolute().parents)
-    return next((str(place) for place in beside if place.exists()), folder)
+def _place(folder: str, sha256: str, near: Path | None) -> str:
+    """Where the codec of that hash is, by where it was: models and codecs are moved together."""
+    parents = [] if near is None else near.absolute().parents
+    for place in (Path(folder), *(parent / Path(folder).name for parent in parents)):
+        if (place / DESCRIPTION).is_file() and _stated_hash(str(place)) == sha256:
+            return str(place)
+    return folder
 
 
 def is_codes(tree: Any) -> bool:

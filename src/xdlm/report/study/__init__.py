@@ -102,7 +102,9 @@ _OWN_WORDS = (
 def _by_hand(results: str, notes: str) -> str:
     file = f"{results}/notes.md"
     return (
-        f"; the [notes](#notes) at its end are written by hand ([{file}]({file}))" if notes else ""
+        f"; the [notes](#notes) at its end are written by hand ([{file}]({file}))"
+        if notes.strip()
+        else ""
     )
 
 

@@ -111,8 +111,13 @@ def _quoted(text: str) -> str:
 
 def _published(other: str) -> str:
     """The paper has scores of tasks, higher is better."""
+    pairs = [
+        (paper.ADAPTATION.value(ADAPTED, task), paper.ADAPTATION.value(other, task))
+        for task in paper.ADAPTATION.columns
+    ]
+    ahead = sum(ours > theirs for ours, theirs in pairs if ours is not None and theirs is not None)
     ours, theirs = (paper.ADAPTATION.value(row, "MBPP") for row in (ADAPTED, other))
-    return f"MBPP {ours:.1f} > {theirs:.1f}"
+    return f"ahead in {ahead} of {len(pairs)} tasks, as MBPP {ours:.1f} > {theirs:.1f}"
 
 
 def _arms(study: Study) -> dict[str, list[EvalRecord]]:

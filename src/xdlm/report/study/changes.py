@@ -90,8 +90,7 @@ def transitions(study: Study) -> Section:
 
 
 def _beside_paper(counts: Counts) -> str:
-    """Between the steps that the paper shows a text at, for each hundred positions that it has; the paper
-    colours what differs from the state it showed before, here every change counts."""
+    """Between the steps that the paper shows a text at."""
     marks = [int(mark) for mark in paper.TRAJECTORY.columns]
     parts = [slice(before, mark) for before, mark in pairwise([0, *marks])]
     heads = [f"{part.start + 1} to {part.stop}" if part.stop - part.start > 1 else f"{part.stop}"
@@ -104,8 +103,8 @@ def _beside_paper(counts: Counts) -> str:
         rows.append([f"{look.name}, the paper's text", *paper.TRAJECTORY.rows[kind]])
     theirs = f"the paper's <code>{paper.TRAJECTORY.label}</code>, {paper.TRAJECTORY.about}"
     title = (
-        f"*{MIXED} on its way, beside {theirs} (here 256 tokens, and every change counts, where the paper "
-        "colours what differs from the line before):*"
+        f"*{MIXED} on its way, beside {theirs} (numbers are not of one scale: here are 256 tokens and not "
+        "128, and every change counts, where the paper colours what differs from the line before):*"
     )
     return f"{title}\n\n{markdown_table(['steps', *heads], rows)}"
 
@@ -157,8 +156,11 @@ def _fades(found: dict[str, Counts], steps: int) -> Finding:
     difference = Estimate(first.value - last.value, math.hypot(first.stderr, last.stderr))
     words = f"{first.shown()} a text in the first {quarter} steps, {last.shown()} in the last"
     brief = f"{first.plain()} to {last.plain()}"
-    left = "the paper says that it disappears entirely, here some of it is left"
-    remark = f"In the end {left}: {last.shown()} a text." if last.value else ""
+    remark = (
+        "The paper says that it disappears entirely in the end; here "
+        f"{last.shown()} a text are left in the last quarter."
+    )
+    remark = remark if last.value else ""
     return Finding(claim, paper_says, [positive(difference, words, brief)], remark)
 
 

@@ -121,7 +121,11 @@ def ranked(found: Mapping[str, Estimate], theirs: Mapping[str, float]) -> str:
         return f"{agreement([found[m].value for m in methods], [theirs[m] for m in methods]):.2f}"
 
     same = [method for method in both if method != OTHER]
-    without = f", {tau(same)} without {OTHER}, another process there" if OTHER in both else ""
+    without = (
+        f", {tau(same)} without {OTHER}, another process there"
+        if OTHER in both and len(same) > 1
+        else ""
+    )
     return (
         f"From best to worst here: {', '.join(order)}; in the paper: {', '.join(published)} "
         f"(Kendall's τ {tau(both)}{without})."

@@ -39,7 +39,11 @@ def trained_otherwise(study: Study) -> Section | None:
     recipes = sorted(_recipes(study), key=lambda one: (one.weighting, one.steps))
     parts = [_ABOUT, *(_read(recipes, data, study) for data in (study.validation, ZERO_SHOT_MEAN))]
     parts += [_written(recipes)]
-    records = [r for one in study.otherwise.values() for r in one.last if r.metric == "ppl"]
+    shown = {None, FEWEST, *MANY}
+    records = [
+        r for one in study.otherwise.values() for r in one.last
+        if r.metric in ("ppl", "gen_ppl") and r.steps in shown
+    ]  # fmt: skip
     return Section(TITLE, (), parts, _longer(recipes, study), records=records)
 
 
@@ -47,13 +51,16 @@ _ABOUT = (
     "The same methods, model and data under the weights of their bounds (`loss.weighting: elbo` in the "
     "recipes; GIDD's own are `dynamic`) where this study has `dynamic` for all, and for more steps. Where "
     "rows of text were not kept one by one, errors take models for independent, although they read the "
-    "same: such differences are surer than they say. None of it enters the means over trainings above."
+    "same: such differences are surer than they say. None of it enters the means over trainings above. "
+    "They are trained by the same recipes with that setting, and `train.steps`, changed."
 )
 
 
 def _recipes(study: Study) -> Iterator[Recipe]:
     for one in (study, *study.otherwise.values()):
-        config = next(r.config for r in one.last if method_of(r) == MASKED)
+        config = next((r.config for r in one.last if method_of(r) == MASKED), None)
+        if config is None:  # there is nothing to set the others against
+            continue
         batch = config["train"]["batch"] * config["data"]["length"]
         yield Recipe(one, config["loss"]["weighting"], one.step, one.step * batch)
 
@@ -100,7 +107,7 @@ def _longer(recipes: Sequence[Recipe], study: Study) -> list[Finding]:
     found = []
     for weighting in dict.fromkeys(one.weighting for one in recipes):
         own = [one for one in recipes if one.weighting == weighting]
-        if len(own) > 1:
+        if len(own) > 1 and own[0].tokens < own[-1].tokens:
             tests = [_shrinks(own[0], own[-1], data) for data in (study.validation, ZERO_SHOT_MEAN)]
             claim = f"the gap from {MASKED} to {MIXED} is smaller after {own[-1].tokens / 1e6:.0f} M tokens"
             found.append(

@@ -43,8 +43,8 @@ def rule(study: Study) -> str:
     )
     more = (
         " Over several trainings the mean allows for how much these differ beyond the errors of their "
-        "texts (random effects, DerSimonian and Laird 1986): what holds is then said of the methods, and "
-        "not of one pair of models."
+        "texts (random effects, DerSimonian and Laird 1986). Of so few trainings that is a rough guess: if "
+        "there is no difference, two such errors are exceeded in about one case of six."
     )
     return said + (more if other_trainings(study) else "")
 
