@@ -20,7 +20,11 @@ under --last-only are of the last checkpoint of a run that came to its end, and 
 good they are: many more of them can be had in the same time, and on a large GPU more so with
 --batch-tokens 262144. A second call with --minutes 0 and --impl gumbel adds texts that the same models
 write by float32 noise, as published implementations draw, and one with --impl starved texts of the same law
-in a fraction of the time; a report looks for all of them in results/repro/gumbel.
+in a fraction of the time; a report looks for all of them in results/repro/gumbel. What is adapted with
+another seed stands beside the first if it is in results/repro/adapted:
+
+    python recipes/repro/run.py --minutes 10 --lanes 3 --runs mdlm judge adapt-mdlm adapt-xdlm --seed 2 \\
+        --steps 8 32 --early-steps 8 --n 4096 4096 --out results/repro/adapted
 """
 
 from __future__ import annotations

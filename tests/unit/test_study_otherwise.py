@@ -77,7 +77,9 @@ def test_another_adaptation_stands_beside_the_first() -> None:
     found = verdicts(page)
     assert found[claim] == found[f"Adapted again: {claim}"] == "holds"
     assert "400.0" in page and "| continued as XDLM k=0.1 | **200.0" in page
-    assert "--seed 2 --runs mdlm adapt-mdlm adapt-xdlm --steps" in page
+    # Among the numbers of steps, which the script asks for.
+    command = "--seed 2 --early-steps 8 32 128 1024 --runs mdlm adapt-mdlm adapt-xdlm --steps 8 32 128 1024"
+    assert command in page
     assert "--out results/repro/adapted" in page and page.count("tab:llada_performance</code>") == 1
     assert "Adapted again" not in page_of(whole())
 

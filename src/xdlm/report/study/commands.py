@@ -40,7 +40,8 @@ def repeat_again(again: Study, *, whole: bool = False) -> str:
     texts = {r.steps or 0: r.n for r in again.last if r.judge is not None}
     steps, numbers = (" ".join(map(str, part)) for part in (texts, texts.values()))
     written = f" --steps {steps} --n {numbers}" if texts else ""
-    last = "" if whole else " --last-only"
+    early = sorted({r.steps for r in again.trained if r.judge and r.step != again.step and r.steps})
+    last = f" --early-steps {' '.join(map(str, early or texts))}" if whole else " --last-only"
     return f"{_script(again, 60)} --seed {seed}{last} --runs {' '.join(ends)}{written}"
 
 
