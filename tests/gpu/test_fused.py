@@ -13,6 +13,7 @@ from xdlm.models import PRESETS, DiT, DiTConfig
 from xdlm.noise import Gidd, Masked, Mixed, NoiseProcess, Uniform
 from xdlm.objective import elbo_weight, nelbo_of_stats, row_losses
 from xdlm.ops import Stream, draw_and_weigh, row_loss, row_stats, uniform
+from xdlm.ops.doubts import Doubts, TakenRows
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
@@ -211,16 +212,17 @@ def test_draws_of_small_vocabularies(vocab: int, special: tuple[int, ...], dtype
 
     hidden, head = normal(rows, 72), DrawingHead(normal(vocab, 72) * 0.2, normal(vocab), special)
     u = torch.rand(rows, generator=generator, device="cuda", dtype=torch.float64)
-    z, bar = torch.arange(rows, device="cuda") % vocab, torch.full((rows,), 0.1, device="cuda")
+    z = torch.arange(rows, device="cuda") % vocab
     weight, bias = head.plain.weight.double(), head.plain.bias
     assert bias is not None
     logits = hidden.double() @ weight.T + bias.double()
     logits[:, list(special)] = -torch.inf
     expected, p_expected = draw_and_weigh(logits, u, z)
     found = [head.draw(hidden, u, z)]
-    if head.can_count(hidden):
-        count = torch.tensor(rows, device="cuda")
-        found.append(head.draw_counted(hidden, u, z, bar, count))
+    if head.counts:
+        doubts = Doubts(logits.gather(1, z[:, None])[:, 0].float(), torch.full_like(u, 0.1).float())
+        taken = TakenRows(hidden, z, u, doubts)
+        found.append(head.draw_counted(taken, torch.tensor(rows, device="cuda")))
     for drawn, p_z in found:
         assert (drawn != expected).sum() <= 1  # a number may lie at the edge of a token
         torch.testing.assert_close(p_z, p_expected, rtol=1e-4, atol=0)

@@ -8,7 +8,8 @@ import torch
 from xdlm import Vocab
 from xdlm.models import DiT, DiTConfig
 from xdlm.noise import Mixed, Uniform
-from xdlm.ops.fused_seen import fused_doubts
+from xdlm.ops.doubts import Doubts, Odds, TakenRows
+from xdlm.ops.fused_seen import Memory, fused_doubts
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, ancestral, sample
 
@@ -26,18 +27,21 @@ def test_the_kernel_is_the_formula(dtype: torch.dtype) -> None:
     )
     rows, at = (torch.randperm(n, device="cuda")[:300] for n in (400, 600))
     z = torch.randint(0, 500, (600,), device="cuda")
-    log_total, bar = torch.randn(2, 600, device="cuda") * 10
-    radius = torch.tensor(0.3, device="cuda")
-    doubtful, logit = fused_doubts(
-        hidden, rows, at, before, log_total, weight, None, radius, z, bar, 0.01
+    log_total, radius = torch.randn(600, device="cuda") * 10, torch.tensor(0.3, device="cuda")
+    accept, chances = (torch.rand(n, device="cuda", dtype=torch.float64) for n in (600, 6))
+    odds = Odds(torch.arange(600, device="cuda") % 5 > 0, accept, *chances.view(2, 3))
+    doubtful, (logit, bar) = fused_doubts(
+        hidden, rows, at, Memory(before, log_total), weight, None, radius, z, odds, 0.01
     )
-    now = hidden[rows].float()
+    now, unsure = hidden[rows].float(), odds.in_doubt[at]
     expected = (now * weight[z[at]].float()).sum(-1)
-    torch.testing.assert_close(logit, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(logit[unsure], expected[unsure], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(bar, odds.bar(at))
     moved = (now - before[at].float()).norm(dim=-1)
-    margin = expected - log_total[at] - 0.3 * moved - 0.01 - bar[at]
+    margin = expected - log_total[at] - 0.3 * moved - 0.01 - bar
     clear = margin.abs() > 1e-3
-    assert torch.equal(doubtful[clear], (margin < 0)[clear]) and 0 < doubtful.sum() < 300
+    assert torch.equal(doubtful[clear], (margin < 0)[clear])
+    assert 0 < (~unsure).sum() < doubtful.sum() < 300
 
 
 @pytest.mark.parametrize("vocab", [1000, 50258])
@@ -70,8 +74,10 @@ def test_rows_that_the_gpu_counts(count: int) -> None:
     uniform = torch.rand(2000, generator=generator, device="cuda", dtype=torch.float64)
     twin = head.draw(hidden, uniform, z)
     needed = torch.arange(2000, device="cuda") % 2 == 0
-    bar = torch.where(needed, 0.01, twin[1].log() - 0.01)
-    drawn, p_z = head.draw_counted(hidden, uniform, z, bar, torch.tensor(count, device="cuda"))
+    bar = torch.where(needed, 0.01, twin[1].log() - 0.01).float()
+    logit = (hidden.float() * head.plain.weight[z].float()).sum(-1)
+    taken = TakenRows(hidden, z, uniform, Doubts(logit, bar))
+    drawn, p_z = head.draw_counted(taken, torch.tensor(count, device="cuda"))
     torch.testing.assert_close(p_z[:count], twin[1][:count], rtol=1e-4, atol=0)
     assert not drawn[:count][~needed[:count]].any()
     same = (drawn == twin[0])[:count][needed[:count]]

@@ -20,7 +20,8 @@ from xdlm import Vocab
 from xdlm.noise import Mixed
 from xdlm.objective import elbo_weight, row_log_c, row_losses
 from xdlm.objective.fused_rates import fused_row_losses
-from xdlm.ops import Stream, draw_and_weigh, rows, uniform
+from xdlm.ops import Stream, draw_and_weigh, fused_product, rows, uniform
+from xdlm.ops.doubts import Doubts, TakenRows
 from xdlm.ops.fused import TritonBlock
 from xdlm.ops.fused_counter import fused_uniform
 from xdlm.ops.fused_order import fused_order
@@ -76,7 +77,7 @@ for shift in (-2000.0, -600.0, 700.0, 3000.0):
 for states in (hidden[:1].expand(24, 4), torch.cat([u[:1].float(), hidden.flatten()])[1:].view(24, 4),
                hidden.T.contiguous().T, hidden.bfloat16(), hidden.double()):
     head = DrawingHead(weight, None, (3,))
-    assert not head.can_count(states)
+    assert not fused_product.can_multiply(states, head.padded.weight)
     with torch.no_grad():
         drawn, p_x = head.draw(states, u, torch.arange(24))
         twin, p_twin = draw_and_weigh(rows.head_logits(states, weight, None, (3,)), u, torch.arange(24))
@@ -88,9 +89,11 @@ for vocab, special in ((5, (2,)), (129, ()), (600, tuple(range(256, 512))), (520
         table, states = torch.randn(vocab, 24).to(dtype), torch.randn(24, 24).to(dtype)
         head, at = DrawingHead(table, None, special), torch.arange(24) % vocab
         with torch.no_grad():
-            counted = head.draw_counted(states, u, at, torch.full((24,), 0.1), torch.tensor(24))
+            law = rows.head_logits(states, table, None, special)
+            doubts = Doubts(law.gather(1, at[:, None])[:, 0].float(), torch.full((24,), 0.1))
+            counted = head.draw_counted(TakenRows(states, at, u, doubts), torch.tensor(24))
             found = head.draw(states, u, at), counted
-            twin, p_twin = draw_and_weigh(rows.head_logits(states, table, None, special), u, at)
+            twin, p_twin = draw_and_weigh(law, u, at)
         for drawn, p_x in found:
             assert torch.equal(drawn, twin)
             torch.testing.assert_close(p_x, p_twin, rtol=3e-5, atol=0)
@@ -100,9 +103,9 @@ offset[255] = -23.0
 law = offset.double().softmax(0)
 around = law[:255].sum() + law[255] * torch.arange(-256, 256).double() / 64
 head, states = DrawingHead(torch.zeros(512, 8), offset, ()), torch.ones(512, 8)
-bar, nothing = torch.full((512,), 0.1), torch.zeros(512, dtype=torch.int64)
+nothing = torch.zeros(512, dtype=torch.int64)
 for drawn, _ in (head.draw(states, around, nothing),
-                 head.draw_counted(states, around, nothing, bar, torch.tensor(512))):
+                 head.draw_counted(TakenRows(states, nothing, around, None), torch.tensor(512))):
     assert abs(int((drawn == 255).sum()) - 64) <= 2
     assert (drawn.diff() >= 0).all() and drawn[0] == 254 and drawn[-1] == 256
 # A model that gives nothing but NaN: some token, not a place beyond the vocabulary.
@@ -346,10 +349,11 @@ import pytest
 import torch
 from xdlm import Vocab
 from xdlm.models import DiT, DiTConfig
-from xdlm.noise import Mixed, Uniform
+from xdlm.noise import Masked, Mixed, Uniform
 from xdlm.ops import draw_and_weigh, fused_product, head_logits, rows
 from xdlm.ops.fused_product import product_with_sums
-from xdlm.ops.fused_seen import fused_doubts, fused_remember, fused_take
+from xdlm.ops.doubts import Doubts, Odds, TakenRows
+from xdlm.ops.fused_seen import Memory, fused_doubts, fused_settle, fused_take
 from xdlm.ops.gather import PickedRows, ordered_in_torch, padded
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, sample
@@ -357,43 +361,70 @@ from xdlm.sampling import SamplerConfig, sample
 torch.manual_seed(0)
 hidden, before, weight = (torch.randn(n, 21) for n in (40, 60, 50))
 chosen, at, z = torch.randperm(40)[:30], torch.randperm(60)[:30], torch.randint(0, 50, (30,))
-log_total, radius, bar = torch.randn(60), torch.tensor(0.01), torch.randn(60)
+log_total, radius = torch.randn(60), torch.tensor(0.01)
 tokens = torch.zeros(60, dtype=torch.int64).scatter_(0, at, z)
+# Five sequences of twelve, at times of their own, and at one for all; some tokens are noise for sure.
+accept, own = torch.rand(60, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64)
+shared = own[:, :1].expand(2, 5)
 for bias in (None, torch.randn(50)):
-    doubtful, logit = fused_doubts(hidden, chosen, at, before, log_total, weight, bias, radius, tokens,
-                                   bar, 0.01)
-    expected = (hidden[chosen] * weight[z]).sum(-1) + (0 if bias is None else bias[z])
-    torch.testing.assert_close(logit, expected)
-    moved = (hidden[chosen] - before[at]).norm(dim=-1)
-    assert torch.equal(doubtful, expected - log_total[at] - 0.01 * moved - 0.01 < bar[at])
-    assert 0 < doubtful.sum() < 30
+    for alpha, b in (own, shared):
+        odds = Odds(torch.arange(60) % 4 > 0, accept, alpha, b)
+        doubtful, (logit, bar) = fused_doubts(hidden, chosen, at, Memory(before, log_total), weight, bias,
+                                              radius, tokens, odds, 0.01)
+        sure, expected = ~odds.in_doubt[at], (hidden[chosen] * weight[z]).sum(-1)
+        expected += 0 if bias is None else bias[z]
+        torch.testing.assert_close(logit[~sure], expected[~sure])
+        torch.testing.assert_close(bar, odds.bar(at))
+        assert bar[sure].isinf().all() and doubtful[sure].all() and 0 < sure.sum() < 30
+        moved = (hidden[chosen] - before[at]).norm(dim=-1)
+        assert torch.equal(doubtful, (expected - log_total[at] - 0.01 * moved - 0.01 < bar) | sure)
+        assert sure.sum() < doubtful.sum() < 30
 log_total[at[:4]] = torch.inf
-doubtful, _ = fused_doubts(hidden, chosen, at, before, log_total, weight, bias, radius, tokens, bar, 0.01)
+doubtful, doubts = fused_doubts(hidden, chosen, at, Memory(before, log_total), weight, bias, radius, tokens,
+                                odds, 0.01)
 assert doubtful[:4].all()
 
-which, count, u = torch.randperm(30), torch.tensor(20), torch.rand(60, dtype=torch.float64)
-taken = fused_take(hidden, chosen, at, which, count, u, tokens, bar, 0.5)
-there = at[which]
-assert torch.equal(taken.at, there) and torch.equal(taken.hidden[:20], hidden[chosen[which]][:20])
-for ours, theirs in ((taken.uniform, u), (taken.z, tokens), (taken.bar, bar + 0.5)):
-    assert torch.equal(ours[:20], theirs[there[:20]])
-p_z, known, totals = torch.rand(30, dtype=torch.float64), before.clone(), log_total.clone()
-expected = torch.where(torch.arange(30) < 20, p_z, torch.inf)
-known[there[:20]] = hidden[chosen[which[:20]]]
-totals[there[:20]] = logit[which[:20]] - p_z[:20].log().float()
-fused_remember(taken, which, logit, p_z, count, before, log_total)
-assert torch.equal(p_z, expected) and torch.equal(before, known)
-torch.testing.assert_close(log_total, totals)
+u = torch.rand(60, dtype=torch.float64) - 0.3
+for which, count in ((torch.randperm(30), 20), (None, 30)):
+    n = torch.tensor(count)
+    row = (torch.arange(30) if which is None else which)[:count]
+    there = at[row]
+    for given in (doubts, None):
+        taken = fused_take(hidden, chosen, at, which, n, u, given, 0.5)
+        assert torch.equal(taken.at[:count], there) and torch.equal(taken.uniform[:count], u[there])
+        assert torch.equal(taken.hidden[:count], hidden[chosen[row]])
+        if given is not None:
+            assert torch.equal(taken.doubts.logit[:count], doubts.logit[row])
+            assert torch.equal(taken.doubts.bar[:count], doubts.bar[row] + 0.5)
+        p_z = torch.rand(30, dtype=torch.float64)
+        drawn, other = torch.arange(30) + 100, torch.arange(60) + 200
+        noisy = torch.ones(count, dtype=torch.bool)
+        known, totals = before.clone(), log_total.clone()
+        if given is not None:
+            f = alpha[there // 12] * p_z[:count] + b[there // 12]
+            unsure = odds.in_doubt[there]
+            noisy = (accept[there] * f < b[there // 12]) | ~unsure
+            known[there[unsure]] = hidden[chosen[row[unsure]]]
+            totals[there[unsure]] = doubts.logit[row[unsure]] - p_z[:count][unsure].log().float()
+        expected = tokens.clone()
+        expected[there[noisy]] = torch.where(u[there] >= 0, drawn[:count], other[there])[noisy]
+        state, memory = tokens.clone(), Memory(before.clone(), log_total.clone())
+        fused_settle(taken, n, drawn, p_z, given and odds, other, state, given and memory)
+        assert torch.equal(state, expected) and torch.equal(memory.hidden, known)
+        torch.testing.assert_close(memory.log_total, totals)
+        assert 0 < (state != tokens).sum() and (given is None or (~noisy).any())
 
 obstacle, rows.fused_obstacle = rows.fused_obstacle, lambda *_: None
 weight, bias, u = torch.randn(300, 72), torch.randn(300), torch.rand(40, dtype=torch.float64)
 hidden, z = torch.randn(40, 72), torch.randint(0, 299, (40,))
 twin = draw_and_weigh(head_logits(hidden, weight, bias, (299,)), u, z)
 head = DrawingHead(weight, bias, (299,))
-assert head.can_count(hidden) and not head.can_count(hidden[:, :71].contiguous())
+assert head.counts and not DrawingHead(weight[:, :71].contiguous(), bias, (299,)).counts
 for count in (0, 5, 20, 31, 40):
-    bar = torch.where(torch.arange(40) % 3 > 0, 0.01, twin[1].log() - 0.01)
-    drawn, p_z = head.draw_counted(hidden, u, z, bar, torch.tensor(count))
+    bar = torch.where(torch.arange(40) % 3 > 0, 0.01, twin[1].log() - 0.01).float()
+    logit = head_logits(hidden, weight, bias, (299,)).gather(1, z[:, None])[:, 0]
+    taken = TakenRows(hidden, z, u, Doubts(logit, bar))
+    drawn, p_z = head.draw_counted(taken, torch.tensor(count))
     assert len(drawn) == len(p_z) == 40
     expected = torch.where(torch.arange(40) % 3 > 0, twin[0], 0)
     assert torch.equal(drawn[:count], expected[:count])
@@ -402,10 +433,12 @@ for count in (0, 5, 20, 31, 40):
         patched.setattr(head, "elements", 4 * 2 * 6 * 7)  # of seven rows, two sums each of six parts
         patched.setattr(fused_product, "product_with_sums", lambda states, *more: (
             product_with_sums(states, *more) if len(states) <= 7 else None))
-        parts = head.draw_counted(hidden, u, z, bar, torch.tensor(count))
+        parts = head.draw_counted(taken, torch.tensor(count))
     assert torch.equal(parts[0][:count], drawn[:count])
     torch.testing.assert_close(parts[1][:count], p_z[:count], rtol=1e-5, atol=0)
-assert len(head.draw_counted(hidden[:0], u[:0], z[:0], bar[:0], torch.tensor(0))[0]) == 0
+    sure = head.draw_counted(taken._replace(doubts=None), torch.tensor(count))[0]
+    assert torch.equal(sure[:count], twin[0][:count])
+assert len(head.draw_counted(taken.part(slice(0, 0)), torch.tensor(0))[0]) == 0
 
 # What nobody wrote must not come through: fresh memory holds the largest numbers, and no number.
 torch.use_deterministic_algorithms(True)
@@ -414,7 +447,7 @@ def order(self):
     places, count = ordered_in_torch(self._mask)
     return padded(places, int(count), 16), int(count)
 PickedRows.order = order
-for process in (Mixed(Vocab(60, 7), k=0.3), Uniform(Vocab(60))):
+for process in (Masked(Vocab(60, 7)), Mixed(Vocab(60, 7), k=0.3), Uniform(Vocab(60))):
     model = DiT(DiTConfig(depth=1, width=32, heads=2, cond_width=16), 60).eval()
     torch.nn.init.normal_(model.out.weight, std=0.3)
     args = dict(batch=2, length=9, config=SamplerConfig(steps=6), seed=5)

@@ -10,9 +10,10 @@ from xdlm import load
 from xdlm.models import DiT, DiTConfig, UNet, UNetConfig, drawing_head
 from xdlm.noise import Gidd, Masked, Mixed, Uniform
 from xdlm.ops import head_logits
+from xdlm.ops.doubts import Odds
 from xdlm.ops.head import DrawingHead
 from xdlm.sampling import SamplerConfig, ancestral, sample
-from xdlm.sampling.seen import SeenRows, bar
+from xdlm.sampling.seen import SeenRows, odds_at
 from xdlm.sampling.step import is_noise
 from xdlm.structs import Vocab
 
@@ -23,6 +24,13 @@ def head_of(spread: float) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(V, D, generator=generator), torch.randn(V, generator=generator)
     return spread * weight, spread * bias
+
+
+def bar_at(height: float) -> Odds:
+    """Of 200 positions, all in doubt, whose bars are there."""
+    b = torch.tensor([height], dtype=torch.float64).exp()
+    everywhere = torch.ones(200, dtype=torch.bool)
+    return Odds(everywhere, torch.full((200,), 0.5, dtype=torch.float64), torch.ones_like(b), b)
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
@@ -41,12 +49,12 @@ def test_the_bound_is_below_the_probability(spread: float, moved: float) -> None
     p_z = [law.softmax(-1).gather(1, z[:, None])[:, 0] for law in logits]
     rows = torch.arange(120)
     tokens = torch.zeros(200, dtype=torch.int64).scatter_(0, at, z)
-    nothing_known, logit = seen.doubtful(at, before, rows, tokens, torch.full((200,), -1e9))
+    nothing_known, doubts = seen.doubtful(at, before, rows, tokens, bar_at(-600.0))
     assert nothing_known.all()
-    torch.testing.assert_close(logit, logits[0].gather(1, z[:, None])[:, 0])
-    seen.remember(at, before, logit, p_z[0].double())
+    torch.testing.assert_close(doubts.logit, logits[0].gather(1, z[:, None])[:, 0])
+    seen.remember(at, before, doubts.logit, p_z[0].double())
     for height in torch.linspace(-20, 0, 41):
-        doubt, _ = seen.doubtful(at, now, rows, tokens, torch.full((200,), float(height)))
+        doubt, _ = seen.doubtful(at, now, rows, tokens, bar_at(float(height)))
         assert doubt[p_z[1].log() < height].all()
         if not moved:
             assert not doubt[p_z[1].log() > height + 0.02].any()
@@ -57,7 +65,8 @@ def test_the_bar_is_where_noise_ends() -> None:
     at_t = process.coefs(torch.tensor([0.3, 0.8], dtype=torch.float64))
     z = torch.tensor([[1, 2, 3], [4, 5, 6]])
     accept = torch.tensor([[0.0, 0.3, 0.999], [0.5, 0.1, 0.7]], dtype=torch.float64)
-    height = bar(at_t, z, accept).double()
+    odds = odds_at(at_t, torch.ones_like(z, dtype=torch.bool), accept)
+    height = odds.bar(torch.arange(6)).double().view(2, 3)
     rows = (torch.arange(6) // 3, torch.arange(6) % 3)
     for shift, noisy in ((-1e-5, True), (1e-5, False)):
         p_z = (height + shift).exp()[rows].clamp_max(1.0)
@@ -65,6 +74,7 @@ def test_the_bar_is_where_noise_ends() -> None:
         expected = torch.full((6,), noisy)
         expected[0] = True  # a number of zero takes anything for noise
         assert torch.equal(found, expected)
+    assert odds._replace(in_doubt=~odds.in_doubt).bar(torch.arange(6)).isinf().all()
 
 
 @pytest.mark.parametrize(

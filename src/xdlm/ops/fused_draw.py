@@ -9,10 +9,11 @@ from torch import Tensor
 
 from xdlm.ops.blocks import Head
 from xdlm.ops.device import given_or
+from xdlm.ops.doubts import Doubts
 from xdlm.ops.fused_product import PART, TILE, Sums
 
 #: Of a state that are multiplied at a time.
-_FEATURES = 32
+_FEATURES = 64
 
 
 def fused_draw_and_weigh(
@@ -24,12 +25,12 @@ def fused_draw_and_weigh(
 
 
 def fused_draw_counted(
-    hidden: Tensor, sums: Sums, head: Head, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
+    hidden: Tensor, sums: Sums, head: Head, uniform: Tensor, doubts: Doubts | None, count: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same of the first `count` rows, a number on the GPU, without logits: those of `z` and of the part
-    of a tile that is drawn from are computed once more. Where `log p(z)` reaches `bar` nothing is
-    drawn either."""
-    return _draw(hidden, sums, head, uniform, z, bar, count)
+    """The same of the first `count` rows, a number on the GPU, without logits: those of the part of a tile
+    that is drawn from are computed once more. Where there are doubts, they tell the logit of z, and where
+    `log p(z)` reaches the bar nothing is drawn either; where there are none, nobody asks for p(z)."""
+    return _draw(hidden, sums, head, uniform, None, doubts, count)
 
 
 def _draw(
@@ -37,29 +38,32 @@ def _draw(
     sums: Sums,
     head: Head,
     uniform: Tensor,
-    z: Tensor,
-    bar: Tensor | None,
+    z: Tensor | None,
+    doubts: Doubts | None,
     count: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     rows, tiles = sums.top.shape
     drawn = torch.empty(rows, dtype=torch.int64, device=source.device)
     p_z = torch.empty(rows, dtype=torch.float64, device=source.device)
+    logit, bar = (None, None) if doubts is None else doubts
     if rows:
         _draw_kernel[(rows,)](
-            source, head.weight, head.bias, *sums, uniform.contiguous(), z.contiguous(),
-            given_or(bar, sums.top), given_or(count, z), drawn, p_z, source.stride(0),
-            head.weight.stride(0), head.size, tiles, len(head.weight), WIDTH=source.shape[1],
-            STORED=count is None, TILES=triton.next_power_of_2(tiles),
-            TOKENS=TILE if count is None else PART, FEATURES=_FEATURES, num_warps=4,
+            source, head.weight, head.bias, *sums, uniform.contiguous(), given_or(z, drawn).contiguous(),
+            given_or(logit, sums.top), given_or(bar, sums.top), given_or(count, drawn), drawn, p_z,
+            source.stride(0), head.weight.stride(0), head.size, tiles, len(head.weight),
+            WIDTH=source.shape[1], STORED=count is None, IN_DOUBT=doubts is not None,
+            TILES=triton.next_power_of_2(tiles), TOKENS=TILE if count is None else PART,
+            FEATURES=_FEATURES, num_warps=4,
         )  # fmt: skip
     return drawn, p_z
 
 
 @triton.jit
 def _draw_kernel(
-    source_ptr, weight_ptr, bias_ptr, top_ptr, mass_ptr, uniform_ptr, z_ptr, bar_ptr, count_ptr,
-    drawn_ptr, p_z_ptr, stride, weight_stride, size, tiles, n_tokens, WIDTH: tl.constexpr,
-    STORED: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr,
+    source_ptr, weight_ptr, bias_ptr, top_ptr, mass_ptr, uniform_ptr, z_ptr, logit_ptr, bar_ptr,
+    count_ptr, drawn_ptr, p_z_ptr, stride, weight_stride, size, tiles, n_tokens, WIDTH: tl.constexpr,
+    STORED: tl.constexpr, IN_DOUBT: tl.constexpr, TILES: tl.constexpr, TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Running sums of tiles in float64 pick a tile, running sums inside it the token. Rows of `source` are
     logits where they are STORED, else hidden states."""
@@ -73,19 +77,23 @@ def _draw_kernel(
         top = tl.load(top_ptr + row * tiles + tile, mask=tile < tiles, other=-3.0e38)
         mass = tl.load(mass_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
         unit = tl.floor(tl.max(top, 0))
-        through = tl.cumsum(_power(top - unit) * mass.to(tl.float64), 0)
-        total = tl.max(through, 0)
-        z = tl.load(z_ptr + row) + tl.zeros((1,), tl.int64)
-        at_z = _logits(row_ptr, weight_ptr, bias_ptr, z, weight_stride, n_tokens, WIDTH, STORED,
-                       FEATURES)  # fmt: skip
-        p_z = tl.max(_power(at_z - unit), 0) / total
-        tl.store(p_z_ptr + row, p_z)
+        mass_of_tile = _power(top - unit) * mass.to(tl.float64)
         uniform = tl.load(uniform_ptr + row)
         drawing = uniform >= 0
-        if not STORED:
-            drawing = drawing & (p_z < tl.exp(tl.load(bar_ptr + row).to(tl.float64)))
+        if STORED or IN_DOUBT:
+            if STORED:
+                z = tl.load(z_ptr + row) + tl.zeros((1,), tl.int64)
+                at_z = tl.load(row_ptr + z, mask=z < n_tokens, other=-float("inf"))
+            else:
+                at_z = tl.load(logit_ptr + row + tl.zeros((1,), tl.int64)) * 1.4426950408889634
+            p_z = tl.max(_power(at_z - unit), 0) / tl.sum(mass_of_tile, 0)
+            tl.store(p_z_ptr + row, p_z)
+            if IN_DOUBT:
+                drawing = drawing & (p_z < tl.exp(tl.load(bar_ptr + row).to(tl.float64)))
         found = 0
         if drawing:
+            through = tl.cumsum(mass_of_tile, 0)
+            total = tl.max(through, 0)
             target = uniform * total
             # The first tile, and in it the first token, whose running sum exceeds the target: never one of
             # zero probability.

@@ -23,12 +23,14 @@ from xdlm.ops.blocks import Head
 from xdlm.ops.device import given_or, multiprocessors
 
 _ROWS, _FEATURES = 128, 64
-#: Tokens of a tile; it is stored in two halves, which leaves room for the loads of the next one.
+#: Tokens of a tile; it is stored in four parts, which leaves room for four pairs of loads on their way.
 TILE = 256
+_STORED = TILE // 4
 #: Where logits are not stored, sums are of so many tokens: who draws computes as many once more.
 PART = 64
-#: Bytes of shared memory that a program takes: three pairs of tiles on their way, half a tile of logits.
-_SHARED = 3 * (_ROWS + TILE) * _FEATURES * 2 + _ROWS * TILE // 2 * 4
+_STAGES = 4
+#: Bytes of shared memory that a program takes: pairs of tiles on their way, and a part of a tile of logits.
+_SHARED = _STAGES * (_ROWS + TILE) * _FEATURES * 2 + _ROWS * _STORED * 4
 
 
 class Sums(NamedTuple):
@@ -78,10 +80,10 @@ def product_with_sums(
         source = TensorDescriptor.from_tensor(hidden, [_ROWS, _FEATURES])
         _product_kernel[(min(down * across, multiprocessors(hidden)),)](
             source, TensorDescriptor.from_tensor(head.weight, [TILE, _FEATURES]),
-            source if out is None else TensorDescriptor.from_tensor(out, [_ROWS, TILE // 2]),
+            source if out is None else TensorDescriptor.from_tensor(out, [_ROWS, _STORED]),
             head.bias, top, mass, given_or(count, top), rows, len(head.weight), down, across,
             WIDTH=width, STORED=out is not None, COUNTED=count is not None, ROWS=_ROWS, TOKENS=TILE,
-            PARTS=parts, FEATURES=_FEATURES, num_warps=8, num_stages=3,
+            PARTS=parts, FEATURES=_FEATURES, num_warps=8, num_stages=_STAGES,
         )  # fmt: skip
     return Sums(top, mass)
 
@@ -92,7 +94,8 @@ def _product_kernel(
     WIDTH: tl.constexpr, STORED: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the same tokens come one after the other: each weight is read once."""
+    """Tiles of the same tokens come one after the other: each weight is read once. While a part of a tile
+    is on its way to memory, it is summed: the next part waits for the same room."""
     wanted = rows
     if COUNTED:
         wanted = tl.minimum(rows, tl.load(count_ptr).to(tl.int32))
@@ -108,11 +111,21 @@ def _product_kernel(
         bias = tl.load(bias_ptr + token, mask=token < n_tokens, other=-float("inf"))
         value = tl.fma(total, 1.4426950408889634, tl.broadcast_to(bias[None], (ROWS, TOKENS)))
         if STORED:
-            halves = tl.permute(tl.reshape(value, (ROWS, 2, TOKENS // 2)), (0, 2, 1))
-            lower, upper = tl.split(halves)
-            out.store([start, column * TOKENS], lower)
-            out.store([start, column * TOKENS + TOKENS // 2], upper)
-        top, mass = tile_sums(tl.reshape(value, (ROWS * PARTS, TOKENS // PARTS)))
+            part_0, part_1, part_2, part_3 = _quarters(value)
+            QUARTER: tl.constexpr = TOKENS // 4
+            out.store([start, column * TOKENS], part_0)
+            top_0, mass_0 = tile_sums(part_0)
+            out.store([start, column * TOKENS + QUARTER], part_1)
+            top_1, mass_1 = tile_sums(part_1)
+            out.store([start, column * TOKENS + 2 * QUARTER], part_2)
+            top_2, mass_2 = tile_sums(part_2)
+            out.store([start, column * TOKENS + 3 * QUARTER], part_3)
+            top_3, mass_3 = tile_sums(part_3)
+            top_a, mass_a = _both_sums(top_0, mass_0, top_1, mass_1)
+            top_b, mass_b = _both_sums(top_2, mass_2, top_3, mass_3)
+            top, mass = _both_sums(top_a, mass_a, top_b, mass_b)
+        else:
+            top, mass = tile_sums(tl.reshape(value, (ROWS * PARTS, TOKENS // PARTS)))
         part = tl.arange(0, ROWS * PARTS)
         row = start + part // PARTS
         place = (row.to(tl.int64) * across + column) * PARTS + part % PARTS
@@ -126,3 +139,26 @@ def tile_sums(value):
     a tile without ordinary tokens has a mass of 0."""
     top = tl.maximum(tl.max(value, 1), -3.0e38)
     return top, tl.sum(tl.exp2(value - top[:, None]), 1)
+
+
+@triton.jit
+def _both_sums(top_a, mass_a, top_b, mass_b):
+    """Of two parts of the same rows."""
+    top = tl.maximum(top_a, top_b)
+    return top, mass_a * tl.exp2(top_a - top) + mass_b * tl.exp2(top_b - top)
+
+
+@triton.jit
+def _quarters(value):
+    """Of tiles [T, tokens], along the tokens."""
+    lower, upper = _halves(value)
+    one, two = _halves(lower)
+    three, four = _halves(upper)
+    return one, two, three, four
+
+
+@triton.jit
+def _halves(value):
+    rows: tl.constexpr = value.shape[0]
+    tokens: tl.constexpr = value.shape[1]
+    return tl.split(tl.permute(tl.reshape(value, (rows, 2, tokens // 2)), (0, 2, 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,9 @@ class PickedRows:
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
         if mask.is_cuda:
-            self._order, count = ordered_rows(self._mask)
+            self._order, self._on_gpu = ordered_rows(self._mask)
             self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
-            self._count.copy_(count, non_blocking=True)
+            self._count.copy_(self._on_gpu, non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record(torch.cuda.current_stream(mask.device))
 
@@ -38,16 +38,10 @@ class PickedRows:
         count = int(self._count)
         return padded(self._order, count, _MULTIPLE), count
 
-
-class TakenRows(NamedTuple):
-    """Gathered rows: their states, their places among all positions, and what stands there: numbers to draw
-    by, tokens, and bars as in `sampling.seen`."""
-
-    hidden: Tensor
-    at: Tensor
-    uniform: Tensor
-    z: Tensor
-    bar: Tensor
+    @property
+    def count(self) -> Tensor:
+        """How many are picked, as a number where the mask is."""
+        return self._on_gpu if self._mask.is_cuda else self._mask.sum()
 
 
 def ordered_rows(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from xdlm.ops.blocks import Head, block_math, blocks
 from xdlm.ops.categorical import draw_and_weigh
 from xdlm.ops.dense import Logits, block_elements
+from xdlm.ops.doubts import TakenRows
 from xdlm.ops.rows import forbid, head_logits, resolve_impl
 
 #: Changes logits, by temperature for example.
@@ -112,30 +113,31 @@ class DrawingHead(RowDraws):
         logits, sums = self.math.summed_logits(rows.hidden, self.padded)
         return fused_draw_and_weigh(logits, sums, self.padded, rows.uniform, rows.z)
 
-    def can_count(self, hidden: Tensor) -> bool:
-        """Whether `draw_counted` can be asked."""
+    @property
+    def counts(self) -> bool:
+        """Whether `draw_counted` can be asked, of rows that lie one behind the other."""
         if not self.fused:
             return False
         from xdlm.ops.fused_product import can_multiply
 
-        return can_multiply(hidden, self.padded.weight)
+        return can_multiply(self.padded.weight, self.padded.weight)
 
-    def draw_counted(
-        self, hidden: Tensor, uniform: Tensor, z: Tensor, bar: Tensor, count: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def draw_counted(self, taken: TakenRows, count: Tensor) -> tuple[Tensor, Tensor]:
         """As `draw` with kernels, of the first `count` rows, a number on the GPU which the host need not
-        wait for. What is returned for other rows is arbitrary, and so is the token where `log p(z)` reaches
-        `bar`. Rows are taken so many at a time that their sums fill a quarter of a block of logits."""
+        wait for. What is returned for other rows is arbitrary, and so are the token where `log p(z)`
+        reaches the bar, and p(z) where there are no doubts. Rows are taken so many at a time that their
+        sums fill a quarter of a block of logits."""
         from xdlm.ops.fused_draw import fused_draw_counted
         from xdlm.ops.fused_product import PART, product_with_sums
 
-        head, parts = self.padded, []
-        for rows in blocks(len(hidden), 2 * -(-len(head.weight) // PART), self.elements // 4):
-            left = count - rows.start if rows.start else count
-            sums = product_with_sums(hidden[rows], head, None, left)
-            given = (hidden[rows], sums, head, uniform[rows], z[rows], bar[rows], left)
-            parts.append(fused_draw_counted(*given))
-        return _joined(parts, z)
+        head, parts, n = self.padded, [], len(taken.at)
+        for rows in blocks(n, 2 * -(-len(head.weight) // PART), self.elements // 4):
+            part, left = taken.part(rows), count - rows.start if rows.start else count
+            sums = product_with_sums(part.hidden, head, None, left)
+            parts.append(
+                fused_draw_counted(part.hidden, sums, head, part.uniform, part.doubts, left)
+            )
+        return _joined(parts, taken.at)
 
 
 #: Draws from rows and the probabilities of `z`, as `RowDraws.draw` gives them; None where it cannot.

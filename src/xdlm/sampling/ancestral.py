@@ -27,7 +27,8 @@ from xdlm.sampling.guidance import Guidance
 from xdlm.sampling.looking import Look
 from xdlm.sampling.result import Sample, check_padding, find_ends, row_lengths
 from xdlm.sampling.reverse import Leg, Run, Stepped, time_grid
-from xdlm.sampling.seen import SeenRows, bar
+from xdlm.sampling.seen import SeenRows, odds_at
+from xdlm.sampling.settling import can_settle, settle
 from xdlm.sampling.starved import step_starved
 from xdlm.sampling.step import StepUniforms, apply_plan, is_noise, plan_step
 from xdlm.sampling.watching import Watch
@@ -185,8 +186,10 @@ def _thinned_step(
     plan = plan_step(process, leg.at_s, leg.at_t, z, uniforms.branch, run.free)
     evaluated, active = _evaluated(run, leg, plan.needs_head)
     scale = run.guidance.at(leg.t)
-    seen = run.seen if reshape is None and scale == 1 else None
-    needed = [plan.needs_head] if seen is None else [plan.surely, plan.perhaps]
+    as_it_is = reshape is None and scale == 1
+    seen = run.seen if as_it_is else None
+    counted = as_it_is and can_settle(run)
+    needed = [plan.needs_head] if counted or seen is None else [plan.surely, plan.perhaps]
     picked = [PickedRows(rows[active]) for rows in needed]
     probs = _no_probs(z) if run.record else None
     if evaluated is None:
@@ -199,10 +202,14 @@ def _thinned_step(
     wanted = torch.where(plan.from_model, uniforms.token, -1.0)
     states = _hidden(run, leg, z, active, guided=scale != 1)
     look = Look(run.head, active, *states, scale, z, wanted, reshape, weigh_drawn=run.record)
+    if counted:
+        z, n_rows = settle(run, leg, look, plan, uniforms, picked[0])
+        return Stepped(z, evaluated, n_rows, probs)
     if seen is None:
         looked = look.through(*picked[0].order())
     else:
-        doubts = look.doubts(seen, *picked[1].order(), bar(leg.at_t, z, uniforms.accept))
+        odds = odds_at(leg.at_t, plan.in_doubt, uniforms.accept)
+        doubts = look.in_doubt(seen, *picked[1].order(), odds)
         looked = look.through(*picked[0].order()).and_also(doubts.resolve())
     rows = (looked.at // length, looked.at % length)
     noisy = is_noise(leg.at_t.index(rows[0]), looked.p_z, z[rows], uniforms.accept[rows])
@@ -210,7 +217,7 @@ def _thinned_step(
         written = noisy & plan.from_model[rows]
         probs[rows] = torch.where(written, looked.p_drawn.float(), torch.nan)
     z = apply_plan(process, leg.at_s, z, plan, uniforms.noise, rows, noisy, looked.drawn)
-    return Stepped(z, evaluated, looked.n, probs)
+    return Stepped(z, evaluated, len(looked.at), probs)
 
 
 def _no_probs(z: Tensor) -> Tensor:

@@ -8,21 +8,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xdlm.ops.gather import PickedRows, ordered_rows
+from xdlm.ops.doubts import Odds
+from xdlm.ops.gather import PickedRows
 from xdlm.ops.head import Guide, Reshape, RowDraws
-from xdlm.sampling.seen import ROUNDING, SeenRows
+from xdlm.sampling.seen import SeenRows
 
 
 class Looked(NamedTuple):
-    """Of R rows: their places among all positions, a token drawn for each, the probability of the present
-    token (infinite where none was needed) and, if wanted, that of the drawn one; and how many rows went
-    through the head."""
+    """Of R rows that went through the head: their places among all positions, a token drawn for each, the
+    probability of the present token and, if wanted, that of the drawn one."""
 
     at: Tensor
     drawn: Tensor
     p_z: Tensor
     p_drawn: Tensor | None
-    n: int | Tensor
 
     def and_also(self, other: Looked) -> Looked:
         """The rows of both."""
@@ -30,7 +29,7 @@ class Looked(NamedTuple):
         if self.p_drawn is not None and other.p_drawn is not None:
             p_drawn = torch.cat([self.p_drawn, other.p_drawn])
         at, drawn, p_z = (torch.cat(parts) for parts in zip(self[:3], other[:3], strict=True))
-        return Looked(at, drawn, p_z, p_drawn, self.n + other.n)
+        return Looked(at, drawn, p_z, p_drawn)
 
 
 @dataclass(frozen=True)
@@ -60,17 +59,15 @@ class Look:
         if self.weigh_drawn:
             no_draw = torch.full_like(wanted, -1.0)
             p_drawn = self.head.draw(hidden, no_draw, drawn, None, guide)[1][:n]
-        return Looked(at[:n], drawn[:n], p_z[:n], p_drawn, n)
+        return Looked(at[:n], drawn[:n], p_z[:n], p_drawn)
 
-    def doubts(self, seen: SeenRows, order: Tensor, n: int, bar: Tensor) -> Doubts:
-        """Which of the first `n` of these rows need the head at all; `bar` [B, L] as `seen.bar`. The rows
-        behind them are left out, since they may be among those that others look at."""
+    def in_doubt(self, seen: SeenRows, order: Tensor, n: int, odds: Odds) -> RowsInDoubt:
+        """Which of the first `n` of these rows need the head at all. The rows behind them are left out,
+        since they may be among those that others look at."""
         order = order[:n]
-        at, bar = self.places(order), bar.flatten()
-        doubtful, logit = seen.doubtful(at, self.hidden, order, self.z.flatten(), bar)
-        counts = seen.head.can_count(self.hidden) and not self.weigh_drawn
-        left = None if counts else PickedRows(doubtful)
-        return Doubts(self, seen, order, at, bar, logit, doubtful, left)
+        at = self.places(order)
+        doubtful, doubts = seen.doubtful(at, self.hidden, order, self.z.flatten(), odds)
+        return RowsInDoubt(self, seen, order, doubts.logit, PickedRows(doubtful))
 
     def places(self, order: Tensor) -> Tensor:
         """Of rows of `hidden`, among all positions."""
@@ -80,41 +77,21 @@ class Look:
         return self.active[order // length] * length + order % length
 
 
-class Doubts(NamedTuple):
-    """Rows that may need the head: which of `look`'s they are, their places, the logits of their tokens,
-    and whether each does; `bar` is that of all positions. `left` says which do, unless a GPU counts them
-    by itself."""
+class RowsInDoubt(NamedTuple):
+    """Rows that may need the head: which of `look`'s they are, the logits of their tokens, and which of
+    them do."""
 
     look: Look
     seen: SeenRows
     order: Tensor
-    at: Tensor
-    bar: Tensor
     logit: Tensor
-    doubtful: Tensor
-    left: PickedRows | None
+    left: PickedRows
 
     def resolve(self) -> Looked:
         """Take those that need it through the head, and remember what it found."""
-        if self.left is None:
-            return self._without_waiting()
         which, n = self.left.order()
         looked = self.look.through(self.order[which], n)
         which = which[:n]
         hidden = self.look.hidden[self.order[which]]
         self.seen.remember(looked.at, hidden, self.logit[which], looked.p_z)
         return looked
-
-    def _without_waiting(self) -> Looked:
-        """The same on a GPU that counts the rows by itself: it would stand still while the host learns how
-        many there are and launches what follows."""
-        from xdlm.ops.fused_seen import fused_take
-
-        look = self.look
-        which, n = ordered_rows(self.doubtful)
-        wanted, z = look.wanted.flatten(), look.z.flatten()
-        taken = fused_take(
-            look.hidden, self.order, self.at, which, n, wanted, z, self.bar, ROUNDING
-        )
-        drawn, p_z = self.seen.look_counted(taken, which, self.logit, n)
-        return Looked(taken.at, drawn, p_z, None, n)

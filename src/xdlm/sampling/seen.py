@@ -18,18 +18,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xdlm.ops.gather import TakenRows
+from xdlm.ops.doubts import Doubts, Odds
 from xdlm.ops.head import DrawingHead, RowDraws
-from xdlm.structs import Coefs, align
+from xdlm.structs import Coefs
 
 #: Nats by which a logit may differ from the head's own, which adds its products in another order.
 ROUNDING = 1e-2
 
 
-def bar(at_t: Coefs, z: Tensor, accept: Tensor) -> Tensor:
-    """[B, L] float32: the log-probability at which `accept` no longer takes a token for noise."""
-    odds = at_t.b.at(z) / align(at_t.alpha, z) * (1 - accept) / accept
-    return odds.log().float()
+def odds_at(at_t: Coefs, in_doubt: Tensor, accept: Tensor) -> Odds:
+    """Of all positions [B, L]; a token in doubt is an ordinary one."""
+    return Odds(in_doubt.flatten(), accept.flatten(), at_t.alpha, at_t.b.tok)
 
 
 class SeenRows:
@@ -46,9 +45,9 @@ class SeenRows:
         for token in special:
             reach[token : token + 1].fill_(0.0)  # unlike an assignment, this does not wait
         self._radius = reach.max()
-        self._hidden = weight.new_empty(0)
+        self.hidden = weight.new_empty(0)
         #: log Z0, infinite where nothing is known.
-        self._log_total = torch.full((n,), torch.inf, dtype=torch.float32, device=weight.device)
+        self.log_total = torch.full((n,), torch.inf, dtype=torch.float32, device=weight.device)
 
     @classmethod
     def of(cls, head: RowDraws, n: int) -> SeenRows | None:
@@ -56,38 +55,28 @@ class SeenRows:
         return cls(head, n) if isinstance(head, DrawingHead) else None
 
     def doubtful(
-        self, at: Tensor, hidden: Tensor, rows: Tensor, z: Tensor, bar: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Which of R positions `at` still need the head, and the logits of their tokens; `hidden[rows]` are
-        their states now, `z` and `bar` what there is at all positions."""
-        if not self._hidden.numel():
-            self._hidden = hidden.new_zeros(len(self._log_total), hidden.shape[-1])
+        self, at: Tensor, hidden: Tensor, rows: Tensor, z: Tensor, odds: Odds
+    ) -> tuple[Tensor, Doubts]:
+        """Which of R positions `at` still need the head, with the logits of their tokens and their bars;
+        `hidden[rows]` are their states now, `z` what there is at all positions. Those that are noise for
+        sure need it."""
+        if not self.hidden.numel():
+            self.hidden = hidden.new_zeros(len(self.log_total), hidden.shape[-1])
         if self.head.fused:
-            from xdlm.ops.fused_seen import fused_doubts
+            from xdlm.ops.fused_seen import Memory, fused_doubts
 
-            return fused_doubts(hidden, rows, at, self._hidden, self._log_total, self._weight,
-                                self._bias, self._radius, z, bar, ROUNDING)  # fmt: skip
-        now, token = hidden[rows].float(), z[at]
+            before = Memory(self.hidden, self.log_total)
+            return fused_doubts(hidden, rows, at, before, self._weight, self._bias, self._radius, z, odds,
+                                ROUNDING)  # fmt: skip
+        now, token, bar = hidden[rows].float(), z[at], odds.bar(at)
         logit = (now * self._weight[token].float()).sum(-1)
         if self._bias is not None:
             logit = logit + self._bias[token].float()
-        moved = torch.linalg.vector_norm(now - self._hidden[at].float(), dim=-1)
-        least = logit - self._log_total[at] - moved * self._radius - ROUNDING
-        return ~(least >= bar[at]), logit
+        moved = torch.linalg.vector_norm(now - self.hidden[at].float(), dim=-1)
+        least = logit - self.log_total[at] - moved * self._radius - ROUNDING
+        return ~(least >= bar), Doubts(logit, bar)
 
     def remember(self, at: Tensor, hidden: Tensor, logit: Tensor, p_z: Tensor) -> None:
         """What the head found: `log Z = l_z - log p(z)`."""
-        self._hidden[at] = hidden
-        self._log_total[at] = logit - p_z.log().float()
-
-    def look_counted(
-        self, taken: TakenRows, which: Tensor, logit: Tensor, count: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Take the first `count` rows, a number on the GPU that the host need not wait for, through the
-        head and remember what it found: tokens, and p(z), infinite for the other rows. `logit[which]` are
-        the logits of z."""
-        from xdlm.ops.fused_seen import fused_remember
-
-        drawn, p_z = self.head.draw_counted(taken.hidden, taken.uniform, taken.z, taken.bar, count)
-        fused_remember(taken, which, logit, p_z, count, self._hidden, self._log_total)
-        return drawn, p_z
+        self.hidden[at] = hidden
+        self.log_total[at] = logit - p_z.log().float()

@@ -116,14 +116,21 @@ def apply_plan(
     drawn: Tensor,
 ) -> Tensor:
     """The next state, once the rows that needed the model have been decided."""
-    # A position in doubt moves only if its row found it to be noise.
-    other = process.draw_noise(at_s.b, noise)
-    fresh = torch.where(plan.from_noise & ~plan.in_doubt, other, z)
+    other, fresh = apply_noise(process, at_s, z, plan, noise)
     if rows[0].numel() == 0:
         return fresh
     replacement = torch.where(plan.from_model[rows], drawn, other[rows])
     fresh[rows] = torch.where(noisy, replacement, z[rows])
     return fresh
+
+
+def apply_noise(
+    process: NoiseProcess, at_s: Coefs, z: Tensor, plan: Plan, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Noise for every position, and the state where that which is certain has been done: a position in
+    doubt moves only if its row finds it to be noise."""
+    other = process.draw_noise(at_s.b, noise)
+    return other, torch.where(plan.from_noise & ~plan.in_doubt, other, z)
 
 
 def dense_step(
