@@ -24,12 +24,12 @@ REAL = dict.fromkeys("mean rstd sums cos sin total spread logits".split(), "*fp3
 HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uniform p_z".split(),
                             "*fp64") | dict(bias="*fp32", x="*i64", z="*i64", drawn="*i64",
                                         count="*i64", top="*fp32", mass="*fp32")
-PLACES = "rows at which count z out_at out_z".split()
-SEEN = dict.fromkeys(PLACES, "*i64") | dict.fromkeys("uniform out_uniform p_z".split(), "*fp64") | (
-    dict.fromkeys("log_total radius bar out_bar logit".split(), "*fp32")) | dict(
-    doubtful="*i1", rounding="fp32", slack="fp32")
+SEEN = dict.fromkeys("rows at which count z out_at drawn other".split(), "*i64") | dict.fromkeys(
+    "uniform out_uniform p_z accept alpha b".split(), "*fp64") | dict.fromkeys(
+    "log_total radius bar out_bar logit out_logit".split(), "*fp32") | dict(
+    doubtful="*i1", in_doubt="*i1", rounding="fp32", slack="fp32")
 TILES = dict(hidden="tensordesc<bf16[128, 64]>", weight="tensordesc<bf16[256, 64]>",
-             out="tensordesc<fp32[128, 128]>")
+             out="tensordesc<fp32[128, 64]>")
 RATES = dict.fromkeys("lse logit_x logit_z alpha b b_z weight loss d_lse d_x d_z d_total".split(),
                       "*fp64") | dict(total="*fp32", x="*i64", z="*i64")
 NOISE = dict.fromkeys("alpha b b_special rate rate_special weight scale".split(), "*fp64") | dict(
@@ -52,17 +52,19 @@ for kernel, types, constants in [
                                      BLOCK=512)),
     (fused._gradient_kernel, HEAD, dict(width=50304, HAS_SUM=True, FOR_BIAS=True, ROWS=32, BLOCK=2048)),
     (fused_draw._draw_kernel, HEAD | dict(source="*fp32"),
-     dict(WIDTH=50304, TILES=256, TOKENS=256, FEATURES=32, STORED=True)),
-    (fused_draw._draw_kernel, HEAD | dict(bar="*fp32"),
-     dict(WIDTH=768, TILES=1024, TOKENS=64, FEATURES=32, STORED=False)),
+     dict(WIDTH=50304, TILES=256, TOKENS=256, FEATURES=64, STORED=True, IN_DOUBT=False)),
+    (fused_draw._draw_kernel, HEAD | dict(bar="*fp32", logit="*fp32"),
+     dict(WIDTH=768, TILES=1024, TOKENS=64, FEATURES=64, STORED=False, IN_DOUBT=True)),
+    (fused_draw._draw_kernel, HEAD | dict(bar="*fp32", logit="*fp32"),
+     dict(WIDTH=768, TILES=1024, TOKENS=64, FEATURES=64, STORED=False, IN_DOUBT=False)),
     (fused_sums._finish_kernel, HEAD, dict(TOKENS=256, TILES=8)),
     (fused_product._product_kernel, HEAD | TILES,
      dict(WIDTH=768, STORED=True, COUNTED=False, ROWS=128, TOKENS=256, PARTS=1, FEATURES=64)),
     (fused_product._product_kernel, HEAD | TILES,
      dict(WIDTH=768, STORED=False, COUNTED=True, ROWS=128, TOKENS=256, PARTS=4, FEATURES=64)),
     (fused_seen._doubt_kernel, SEEN, dict(HAS_BIAS=True, WIDTH=768, SPAN=1024)),
-    (fused_seen._take_kernel, SEEN, dict(WIDTH=768, SPAN=1024)),
-    (fused_seen._remember_kernel, SEEN, dict(WIDTH=768, SPAN=1024)),
+    (fused_seen._take_kernel, SEEN, dict(CHOSEN=True, IN_DOUBT=True, WIDTH=768, SPAN=1024)),
+    (fused_seen._settle_kernel, SEEN, dict(IN_DOUBT=True, WIDTH=768, SPAN=1024)),
     (fused_order._count_kernel, dict(mask="*i1", counts="*i32"), dict(CHUNK=4096)),
     (fused_order._place_kernel, dict(mask="*i1", counts="*i32", order="*i64", count="*i64"),
      dict(CHUNKS=8, CHUNK=4096)),
