@@ -219,7 +219,7 @@ def test_draws_of_small_vocabularies(vocab: int, special: tuple[int, ...], dtype
     logits[:, list(special)] = -torch.inf
     expected, p_expected = draw_and_weigh(logits, u, z)
     found = [head.draw(hidden, u, z)]
-    if head.counts:
+    if head.can_count(hidden):
         doubts = Doubts(logits.gather(1, z[:, None])[:, 0].float(), torch.full_like(u, 0.1).float())
         taken = TakenRows(hidden, z, u, doubts)
         found.append(head.draw_counted(taken, torch.tensor(rows, device="cuda")))

@@ -215,10 +215,13 @@ def test_a_batch_may_have_no_row_for_the_head() -> None:
         assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("process", [Masked(Vocab(31, 30)), Mixed(Vocab(31, 30), k=0.3)])
-def test_parts_of_a_batch_write_the_same(process: NoiseProcess, monkeypatch) -> None:
+def test_parts_of_a_batch_write_the_same(
+    process: NoiseProcess, dtype: torch.dtype, monkeypatch
+) -> None:
     """With many steps few sequences move in each, and others fill them up; replayed or not."""
-    model = awake(replace(CONFIG, time_conditioning=False)).eval()
+    model = awake(replace(CONFIG, time_conditioning=False)).to(dtype).eval()
     config, drawn = SamplerConfig(steps=100), []
     for in_parts in (True, False):
         monkeypatch.setattr(ancestral, "_on_gpu", lambda _, there=in_parts: there)

@@ -27,7 +27,7 @@ HEAD = REAL | dict.fromkeys("lse logit_x logit_z log_c d_lse d_x d_z d_total uni
 SEEN = dict.fromkeys("rows at which count z out_at drawn other".split(), "*i64") | dict.fromkeys(
     "uniform out_uniform p_z accept alpha b".split(), "*fp64") | dict.fromkeys(
     "log_total radius bar out_bar logit out_logit".split(), "*fp32") | dict(
-    doubtful="*i1", in_doubt="*i1", rounding="fp32", slack="fp32")
+    doubtful="*i1", in_doubt="*i1", slack="fp32")
 TILES = dict(hidden="tensordesc<bf16[128, 64]>", weight="tensordesc<bf16[256, 64]>",
              out="tensordesc<fp32[128, 64]>")
 RATES = dict.fromkeys("lse logit_x logit_z alpha b b_z weight loss d_lse d_x d_z d_total".split(),
@@ -63,8 +63,11 @@ for kernel, types, constants in [
     (fused_product._product_kernel, HEAD | TILES,
      dict(WIDTH=768, STORED=False, COUNTED=True, ROWS=128, TOKENS=256, PARTS=4, FEATURES=64)),
     (fused_seen._doubt_kernel, SEEN, dict(HAS_BIAS=True, WIDTH=768, SPAN=1024)),
+    (fused_seen._doubt_kernel, SEEN, dict(HAS_BIAS=False, WIDTH=768, SPAN=1024)),
     (fused_seen._take_kernel, SEEN, dict(CHOSEN=True, IN_DOUBT=True, WIDTH=768, SPAN=1024)),
+    (fused_seen._take_kernel, SEEN, dict(CHOSEN=False, IN_DOUBT=False, WIDTH=768, SPAN=1024)),
     (fused_seen._settle_kernel, SEEN, dict(IN_DOUBT=True, WIDTH=768, SPAN=1024)),
+    (fused_seen._settle_kernel, SEEN, dict(IN_DOUBT=False, WIDTH=768, SPAN=1024)),
     (fused_order._count_kernel, dict(mask="*i1", counts="*i32"), dict(CHUNK=4096)),
     (fused_order._place_kernel, dict(mask="*i1", counts="*i32", order="*i64", count="*i64"),
      dict(CHUNKS=8, CHUNK=4096)),
@@ -98,7 +101,12 @@ for kernel, types, constants in [
         for name in kernel.arg_names
     }
     given = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    triton.compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", 90, 32))
+    is_product = kernel is fused_product._product_kernel
+    options = dict(num_warps=8, num_stages=fused_product._STAGES) if is_product else {}
+    made = triton.compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", 90, 32),
+                          options=options)
+    # What a program on Hopper can have, and what the kernel says that it needs.
+    assert not is_product or made.metadata.shared <= fused_product._SHARED <= 232_448
 print("compiled")
 """
 

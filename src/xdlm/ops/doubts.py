@@ -7,6 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+#: Nats by which bars are raised: a logit may differ from the head's own, which adds its products in another
+#: order, and bars are rounded.
+SLACK = 1e-2
+
 
 class Odds(NamedTuple):
     """What decides whether tokens z are noise, once p(z) is known: where `in_doubt` [P] holds, z is noise
@@ -27,18 +31,19 @@ class Odds(NamedTuple):
         return len(self.accept) // len(self.alpha)
 
     def bar(self, at: Tensor) -> Tensor:
-        """For R positions, in float32: the log-probability of z from on which it is no noise, which is
+        """For R positions, in float32: a log-probability of z from which on it is no noise,
 
-        log(b/alpha) + log(1/accept - 1),
+        log(b/alpha) + log(1/accept - 1) + SLACK,
 
-        and infinite where it is noise for sure."""
+        and an infinite one where it is noise for sure."""
         accept, row = self.accept[at], at // self.length
         odds = self.b[row] / self.alpha[row] * (1 - accept) / accept
-        return torch.where(self.in_doubt[at], odds.log().float(), torch.inf)
+        return torch.where(self.in_doubt[at], odds.log().float() + SLACK, torch.inf)
 
 
 class Doubts(NamedTuple):
-    """Of R rows: the logits of their tokens, and their bars."""
+    """Of R rows: the logits of their tokens, and their bars. Where a token is noise for sure, -inf and an
+    infinite bar: it counts as impossible, and nothing keeps the row from being drawn for."""
 
     logit: Tensor
     bar: Tensor

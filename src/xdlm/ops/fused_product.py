@@ -25,12 +25,13 @@ from xdlm.ops.device import given_or, multiprocessors
 _ROWS, _FEATURES = 128, 64
 #: Tokens of a tile; it is stored in four parts, which leaves room for four pairs of loads on their way.
 TILE = 256
-_STORED = TILE // 4
+_QUARTER = TILE // 4
 #: Where logits are not stored, sums are of so many tokens: who draws computes as many once more.
 PART = 64
 _STAGES = 4
-#: Bytes of shared memory that a program takes: pairs of tiles on their way, and a part of a tile of logits.
-_SHARED = _STAGES * (_ROWS + TILE) * _FEATURES * 2 + _ROWS * _STORED * 4
+#: Bytes of shared memory that a program takes: pairs of tiles on their way, a part of a tile of logits, and
+#: some more for what a compiler adds.
+_SHARED = _STAGES * (_ROWS + TILE) * _FEATURES * 2 + _ROWS * _QUARTER * 4 + 2048
 
 
 class Sums(NamedTuple):
@@ -80,7 +81,7 @@ def product_with_sums(
         source = TensorDescriptor.from_tensor(hidden, [_ROWS, _FEATURES])
         _product_kernel[(min(down * across, multiprocessors(hidden)),)](
             source, TensorDescriptor.from_tensor(head.weight, [TILE, _FEATURES]),
-            source if out is None else TensorDescriptor.from_tensor(out, [_ROWS, _STORED]),
+            source if out is None else TensorDescriptor.from_tensor(out, [_ROWS, _QUARTER]),
             head.bias, top, mass, given_or(count, top), rows, len(head.weight), down, across,
             WIDTH=width, STORED=out is not None, COUNTED=count is not None, ROWS=_ROWS, TOKENS=TILE,
             PARTS=parts, FEATURES=_FEATURES, num_warps=8, num_stages=_STAGES,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from xdlm.ops.device import given_or
-from xdlm.ops.doubts import Doubts, Odds, TakenRows
+from xdlm.ops.doubts import SLACK, Doubts, Odds, TakenRows
 
 
 class Memory(NamedTuple):
@@ -35,22 +35,21 @@ def fused_doubts(
     radius: Tensor,
     z: Tensor,
     odds: Odds,
-    rounding: float,
 ) -> tuple[Tensor, Doubts]:
     """For R rows, with h = hidden[rows] at positions `at`, tokens z[at] and bars by `odds`: whether
 
-        l_z - log_total[at] - |h - before[at]| radius - rounding >= bar
+        l_z - log_total[at] - |h - before[at]| radius >= bar
 
-    fails to hold, and `l_z = h . weight[z] + bias[z]`, float32, with the bars. Where z is noise for sure
-    the bar is infinite, and l_z anything."""
-    logit, bar = torch.empty(2, len(rows), device=hidden.device)
+    fails to hold, and `l_z = h . weight[z] + bias[z]`, float32, with the bars. Where z is noise for sure,
+    nobody asks how likely it is: l_z is -inf, and the bar infinite."""
+    logit, bar = (torch.empty(len(rows), device=hidden.device) for _ in range(2))
     doubtful = torch.empty(len(rows), dtype=torch.bool, device=hidden.device)
     if len(rows):
         width = hidden.shape[-1]
         _doubt_kernel[(len(rows),)](
             hidden, rows, at, *before, weight, given_or(bias, weight), radius, z, *_flat(odds), logit, bar,
             doubtful, hidden.stride(0), before.hidden.stride(0), weight.stride(0), *_steps(odds),
-            rounding, HAS_BIAS=bias is not None, WIDTH=width, SPAN=triton.next_power_of_2(width),
+            SLACK, HAS_BIAS=bias is not None, WIDTH=width, SPAN=triton.next_power_of_2(width),
             num_warps=4,
         )  # fmt: skip
     return doubtful, Doubts(logit, bar)
@@ -64,19 +63,17 @@ def fused_take(
     count: Tensor,
     uniform: Tensor,
     doubts: Doubts | None,
-    slack: float,
 ) -> TakenRows:
-    """Row `which[i]` of R becomes row i (without `which`, all stay in order): its place, and of the first
-    `count` rows their states, the numbers to draw by at their places, and doubts, whose bars are raised by
-    `slack`."""
+    """Row `which[i]` of R becomes row i (without `which`, all stay in order): of the first `count` rows
+    their places and states, the numbers to draw by there, and doubts."""
     n, width = len(at), hidden.shape[-1]
-    own = None if doubts is None else Doubts(*torch.empty(2, n, device=hidden.device))
+    own = None if doubts is None else Doubts(*(torch.empty_like(d) for d in doubts))
     taken = TakenRows(hidden.new_empty(n, width), torch.empty_like(at), uniform.new_empty(n), own)
     if n:
         given, found = ((uniform, uniform) if d is None else d for d in (doubts, own))
         _take_kernel[(n,)](
             hidden, rows, at, given_or(which, at), count, uniform, *given, *taken[:3], *found,
-            hidden.stride(0), slack, CHOSEN=which is not None, IN_DOUBT=doubts is not None, WIDTH=width,
+            hidden.stride(0), CHOSEN=which is not None, IN_DOUBT=doubts is not None, WIDTH=width,
             SPAN=triton.next_power_of_2(width), num_warps=2,
         )  # fmt: skip
     return taken
@@ -117,11 +114,15 @@ def _steps(odds: Odds) -> tuple[int, int, int]:
     return odds.alpha.stride(0), odds.b.stride(0), odds.length
 
 
-@triton.jit
+#: What is another number in the first step must not compile a kernel twice.
+_PLAIN = ["alpha_stride", "b_stride", "length"]
+
+
+@triton.jit(do_not_specialize=_PLAIN)
 def _doubt_kernel(
     hidden_ptr, rows_ptr, at_ptr, before_ptr, log_total_ptr, weight_ptr, bias_ptr, radius_ptr, z_ptr,
     in_doubt_ptr, accept_ptr, alpha_ptr, b_ptr, logit_ptr, bar_ptr, doubtful_ptr, hidden_stride,
-    before_stride, weight_stride, alpha_stride, b_stride, length, rounding, HAS_BIAS: tl.constexpr,
+    before_stride, weight_stride, alpha_stride, b_stride, length, slack, HAS_BIAS: tl.constexpr,
     WIDTH: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -139,18 +140,18 @@ def _doubt_kernel(
             tl.load(alpha_ptr + sequence * alpha_stride),
             tl.load(b_ptr + sequence * b_stride),
         )
-        bar = tl.log(b / alpha * (1 - accept) / accept).to(tl.float32)
+        bar = tl.log(b / alpha * (1 - accept) / accept).to(tl.float32) + slack
         move = now - before.to(tl.float32)
         logit = tl.sum(now * weight.to(tl.float32), 0)
         if HAS_BIAS:
             logit += tl.load(bias_ptr + z).to(tl.float32)
         moved = tl.sqrt(tl.sum(move * move, 0))
-        least = logit - tl.load(log_total_ptr + at) - moved * tl.load(radius_ptr) - rounding
+        least = logit - tl.load(log_total_ptr + at) - moved * tl.load(radius_ptr)
         tl.store(logit_ptr + row, logit)
         tl.store(bar_ptr + row, bar)
         tl.store(doubtful_ptr + row, ((least >= bar) == 0).to(tl.int1))  # also where one is NaN
     else:
-        tl.store(logit_ptr + row, 0.0)
+        tl.store(logit_ptr + row, -float("inf"))
         tl.store(bar_ptr + row, float("inf"))
         tl.store(doubtful_ptr + row, (at >= 0).to(tl.int1))
 
@@ -158,7 +159,7 @@ def _doubt_kernel(
 @triton.jit
 def _take_kernel(
     hidden_ptr, rows_ptr, at_ptr, which_ptr, count_ptr, uniform_ptr, logit_ptr, bar_ptr,
-    out_ptr, out_at_ptr, out_uniform_ptr, out_logit_ptr, out_bar_ptr, stride, slack, CHOSEN: tl.constexpr,
+    out_ptr, out_at_ptr, out_uniform_ptr, out_logit_ptr, out_bar_ptr, stride, CHOSEN: tl.constexpr,
     IN_DOUBT: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -171,14 +172,14 @@ def _take_kernel(
         tl.store(out_uniform_ptr + row, tl.load(uniform_ptr + at))
         if IN_DOUBT:
             tl.store(out_logit_ptr + row, tl.load(logit_ptr + which))
-            tl.store(out_bar_ptr + row, tl.load(bar_ptr + which) + slack)
+            tl.store(out_bar_ptr + row, tl.load(bar_ptr + which))
         feature = tl.arange(0, SPAN)
         start = tl.load(rows_ptr + which).to(tl.int64) * stride
         state = tl.load(hidden_ptr + start + feature, mask=feature < WIDTH, other=0.0)
         tl.store(out_ptr + row * WIDTH + feature, state, mask=feature < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_PLAIN)
 def _settle_kernel(
     hidden_ptr, at_ptr, uniform_ptr, logit_ptr, count_ptr, drawn_ptr, p_z_ptr,
     in_doubt_ptr, accept_ptr, alpha_ptr, b_ptr, other_ptr, z_ptr, before_ptr, log_total_ptr,

@@ -22,9 +22,9 @@ class PickedRows:
     def __init__(self, mask: Tensor) -> None:
         self._mask = mask.flatten()
         if mask.is_cuda:
-            self._order, self._on_gpu = ordered_rows(self._mask)
-            self._count = torch.empty((), dtype=torch.int64, pin_memory=True)
-            self._count.copy_(self._on_gpu, non_blocking=True)
+            self._order, self._count = ordered_rows(self._mask)
+            self._on_host = torch.empty((), dtype=torch.int64, pin_memory=True)
+            self._on_host.copy_(self._count, non_blocking=True)
             self._done = torch.cuda.Event()
             self._done.record(torch.cuda.current_stream(mask.device))
 
@@ -35,13 +35,13 @@ class PickedRows:
             rows = self._mask.nonzero()[:, 0]
             return rows, len(rows)
         self._done.synchronize()
-        count = int(self._count)
+        count = int(self._on_host)
         return padded(self._order, count, _MULTIPLE), count
 
     @property
     def count(self) -> Tensor:
         """How many are picked, as a number where the mask is."""
-        return self._on_gpu if self._mask.is_cuda else self._mask.sum()
+        return self._count if self._mask.is_cuda else self._mask.sum()
 
 
 def ordered_rows(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -113,19 +113,18 @@ class DrawingHead(RowDraws):
         logits, sums = self.math.summed_logits(rows.hidden, self.padded)
         return fused_draw_and_weigh(logits, sums, self.padded, rows.uniform, rows.z)
 
-    @property
-    def counts(self) -> bool:
-        """Whether `draw_counted` can be asked, of rows that lie one behind the other."""
+    def can_count(self, hidden: Tensor) -> bool:
+        """Whether `draw_counted` can be asked, of states like these."""
         if not self.fused:
             return False
         from xdlm.ops.fused_product import can_multiply
 
-        return can_multiply(self.padded.weight, self.padded.weight)
+        return can_multiply(hidden, self.padded.weight)
 
     def draw_counted(self, taken: TakenRows, count: Tensor) -> tuple[Tensor, Tensor]:
         """As `draw` with kernels, of the first `count` rows, a number on the GPU which the host need not
         wait for. What is returned for other rows is arbitrary, and so are the token where `log p(z)`
-        reaches the bar, and p(z) where there are no doubts. Rows are taken so many at a time that their
+        reaches the bar, and p(z) where z is noise for sure. Rows are taken so many at a time that their
         sums fill a quarter of a block of logits."""
         from xdlm.ops.fused_draw import fused_draw_counted
         from xdlm.ops.fused_product import PART, product_with_sums

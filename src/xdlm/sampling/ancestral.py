@@ -202,14 +202,14 @@ def _thinned_step(
     wanted = torch.where(plan.from_model, uniforms.token, -1.0)
     states = _hidden(run, leg, z, active, guided=scale != 1)
     look = Look(run.head, active, *states, scale, z, wanted, reshape, weigh_drawn=run.record)
-    if counted:
+    if counted and can_settle(run, states[0]):
         z, n_rows = settle(run, leg, look, plan, uniforms, picked[0])
         return Stepped(z, evaluated, n_rows, probs)
-    if seen is None:
+    if counted or seen is None:
         looked = look.through(*picked[0].order())
     else:
         odds = odds_at(leg.at_t, plan.in_doubt, uniforms.accept)
-        doubts = look.in_doubt(seen, *picked[1].order(), odds)
+        doubts = look.split(seen, *picked[1].order(), odds)
         looked = look.through(*picked[0].order()).and_also(doubts.resolve())
     rows = (looked.at // length, looked.at % length)
     noisy = is_noise(leg.at_t.index(rows[0]), looked.p_z, z[rows], uniforms.accept[rows])

@@ -61,7 +61,7 @@ class Look:
             p_drawn = self.head.draw(hidden, no_draw, drawn, None, guide)[1][:n]
         return Looked(at[:n], drawn[:n], p_z[:n], p_drawn)
 
-    def in_doubt(self, seen: SeenRows, order: Tensor, n: int, odds: Odds) -> RowsInDoubt:
+    def split(self, seen: SeenRows, order: Tensor, n: int, odds: Odds) -> RowsInDoubt:
         """Which of the first `n` of these rows need the head at all. The rows behind them are left out,
         since they may be among those that others look at."""
         order = order[:n]

@@ -22,9 +22,6 @@ from xdlm.ops.doubts import Doubts, Odds
 from xdlm.ops.head import DrawingHead, RowDraws
 from xdlm.structs import Coefs
 
-#: Nats by which a logit may differ from the head's own, which adds its products in another order.
-ROUNDING = 1e-2
-
 
 def odds_at(at_t: Coefs, in_doubt: Tensor, accept: Tensor) -> Odds:
     """Of all positions [B, L]; a token in doubt is an ordinary one."""
@@ -66,14 +63,15 @@ class SeenRows:
             from xdlm.ops.fused_seen import Memory, fused_doubts
 
             before = Memory(self.hidden, self.log_total)
-            return fused_doubts(hidden, rows, at, before, self._weight, self._bias, self._radius, z, odds,
-                                ROUNDING)  # fmt: skip
+            return fused_doubts(
+                hidden, rows, at, before, self._weight, self._bias, self._radius, z, odds
+            )
         now, token, bar = hidden[rows].float(), z[at], odds.bar(at)
         logit = (now * self._weight[token].float()).sum(-1)
         if self._bias is not None:
             logit = logit + self._bias[token].float()
         moved = torch.linalg.vector_norm(now - self.hidden[at].float(), dim=-1)
-        least = logit - self.log_total[at] - moved * self._radius - ROUNDING
+        least = logit - self.log_total[at] - moved * self._radius
         return ~(least >= bar), Doubts(logit, bar)
 
     def remember(self, at: Tensor, hidden: Tensor, logit: Tensor, p_z: Tensor) -> None:
