@@ -376,6 +376,7 @@ for bias in (None, torch.randn(50)):
         torch.testing.assert_close(logit[~sure], expected[~sure])
         torch.testing.assert_close(bar, odds.bar(at))
         assert bar[sure].isinf().all() and doubtful[sure].all() and 0 < sure.sum() < 30
+        assert (logit[sure] == -torch.inf).all()
         moved = (hidden[chosen] - before[at]).norm(dim=-1)
         assert torch.equal(doubtful, (expected - log_total[at] - 0.01 * moved < bar) | sure)
         assert sure.sum() < doubtful.sum() < 30
