@@ -35,8 +35,8 @@ SHAPES = [
 ]
 
 
-def inputs(rows: int, width: int, vocab: int, mask_id: int, dtype: torch.dtype):
-    generator = torch.Generator("cuda").manual_seed(rows)
+def inputs(rows: int, width: int, vocab: int, mask_id: int, dtype: torch.dtype, seed: int = 0):
+    generator = torch.Generator("cuda").manual_seed(rows + 1000 * seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device="cuda")
@@ -64,14 +64,27 @@ def error(value: torch.Tensor, truth: torch.Tensor) -> float:
     return float((value.double() - truth)[finite].norm() / truth[finite].norm())
 
 
-def check_errors(figure, found: dict[str, list[torch.Tensor]], slack: float) -> None:
-    """Fused against float64, statistics and gradients: at most twice as far off as eager."""
+def check_errors(figure, draws: list[dict[str, list[torch.Tensor]]], slack: float) -> None:
+    """Fused against float64, statistics and gradients: at most twice as far off as eager. A few rows have
+    nearly all of a gradient, so that either way may be lucky in one draw: errors are those of all draws
+    together (the root of their mean square)."""
     worst = 0.0
-    for truth, slow, fast in zip(found["exact"], found["eager"], found["fused"], strict=True):
-        off, most = error(fast, truth.double()), 2 * error(slow, truth.double()) + slack
-        worst = max(worst, 2 * off / most)
-        assert off <= most
+    for i in range(len(draws[0]["exact"])):
+        off, own = (
+            sum(error(found[impl][i], found["exact"][i].double()) ** 2 for found in draws) ** 0.5
+            / len(draws) ** 0.5
+            for impl in ("fused", "eager")
+        )
+        worst = max(worst, off / (own + slack))
+        assert off <= 2 * own + slack, (i, off, own)
     figure(f"error at most {worst:.2f} of eager's own, against float64")
+
+
+def both_and_exact(leaves, x, z, coefs, mask_id: int | None) -> dict[str, list[torch.Tensor]]:
+    found = {impl: everything(impl, leaves, x, z, coefs, mask_id) for impl in ("eager", "fused")}
+    return found | {
+        "exact": everything("eager", [v.double() for v in leaves], x, z, coefs, mask_id)
+    }
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -81,21 +94,22 @@ def test_float32_is_as_exact_as_eager(
     figure, rows, width, vocab, mask_id, loud: int, bias: bool
 ) -> None:
     """And where one token has nearly all of a row's probability."""
-    leaves, x, z, coefs = inputs(rows, width, vocab, mask_id, torch.float32)
-    leaves[1] *= loud
-    leaves = leaves if bias else leaves[:2]
-    found = {impl: everything(impl, leaves, x, z, coefs, mask_id) for impl in ("eager", "fused")}
-    found["exact"] = everything("eager", [v.double() for v in leaves], x, z, coefs, mask_id)
-    check_errors(figure, found, slack=1e-9)
+    draws = []
+    for seed in range(8):
+        leaves, x, z, coefs = inputs(rows, width, vocab, mask_id, torch.float32, seed)
+        leaves[1] *= loud
+        draws.append(both_and_exact(leaves if bias else leaves[:2], x, z, coefs, mask_id))
+    check_errors(figure, draws, slack=1e-9)
 
 
 @pytest.mark.parametrize(("rows", "width", "vocab", "mask_id"), SHAPES)
 def test_bfloat16_is_as_exact_as_eager(figure, rows, width, vocab, mask_id) -> None:
     width += -width % 8  # eager's own products, in torch, need rows of 16 bytes
-    leaves, x, z, coefs = inputs(rows, width, vocab, mask_id, torch.bfloat16)
-    found = {impl: everything(impl, leaves, x, z, coefs, mask_id) for impl in ("eager", "fused")}
-    found["exact"] = everything("eager", [v.double() for v in leaves], x, z, coefs, mask_id)
-    check_errors(figure, found, slack=1e-6)
+    draws = [
+        both_and_exact(*inputs(rows, width, vocab, mask_id, torch.bfloat16, seed), mask_id)
+        for seed in range(4)
+    ]
+    check_errors(figure, draws, slack=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -107,9 +121,8 @@ def test_several_blocks_and_no_mask_are_as_exact_as_eager(monkeypatch, figure, d
     z = torch.where(torch.arange(300, device="cuda") % 3 == 0, x, x.roll(1))
     coefs = Uniform(Vocab(50_257)).coefs(torch.linspace(0.02, 0.98, 300, dtype=torch.float64))
     coefs = coefs.to(DEVICE)
-    found = {impl: everything(impl, leaves, x, z, coefs, None) for impl in ("eager", "fused")}
-    found["exact"] = everything("eager", [v.double() for v in leaves], x, z, coefs, None)
-    check_errors(figure, found, slack=1e-9 if dtype == torch.float32 else 1e-6)
+    draws = [both_and_exact(leaves, x, z, coefs, None)]
+    check_errors(figure, draws, slack=1e-9 if dtype == torch.float32 else 1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
