@@ -94,6 +94,42 @@ def test_with_a_lane_each_all_have_all_of_it() -> None:
     assert shares == pytest.approx([50, 50, 50], abs=0.1)
 
 
+class Chain(Study):
+    """Each needs the one before it, which takes a moment; one may be cut short."""
+
+    stops = ""
+
+    def __init__(self, lanes: int) -> None:
+        self.done: list[str] = []
+        super().__init__(lanes)
+
+    def steps_left(self, run: str) -> int:
+        return int(run not in self.done)
+
+    def needs(self, run: str) -> str | None:
+        return {"small": "large", "other": "small"}.get(run)
+
+    def xdlm(self, name: str, *words: str) -> None:
+        time.sleep(0.05)
+        if name != self.stops:
+            self.done.append(name)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_what_needs_another_waits_for_it(lanes: int) -> None:
+    study = Chain(lanes)
+    study.run()
+    assert study.done == ["large", "small", "other"]
+
+
+def test_what_needs_another_that_was_cut_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    study = Chain(3)
+    study.stops = "small"
+    study.run()
+    assert study.done == ["large"]
+    assert capsys.readouterr().out == "other: small has steps left, not begun\n"
+
+
 def test_what_lanes_are_promised_is_not_shared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four alike in two lanes, each of which uses what it has: half of the time for each."""
     monkeypatch.setitem(WEIGHTS, "large", 10.0)

@@ -77,7 +77,8 @@ class LaneStudy(ABC):
             ThreadPoolExecutor(self._lanes) as lanes,
             ThreadPoolExecutor(self._benches) as benches,
         ):
-            self._trained = {run: lanes.submit(self._train, run) for run in list(self._waiting)}
+            for run in list(self._waiting):  # one by one: a later one looks for what it waits for
+                self._trained[run] = lanes.submit(self._train, run)
             measured = [benches.submit(self._measure, run) for run in self._chosen]
             for work in (*self._trained.values(), *measured):
                 work.result()
@@ -90,7 +91,9 @@ class LaneStudy(ABC):
                 self.wait_for(needed)
             self.before(run)
             share = self._take_share(run)
-            if share > 0 and (needed is None or not self.steps_left(needed)):
+            if needed is not None and self.steps_left(needed):
+                print(f"{run}: {needed} has steps left, not begun", flush=True)
+            elif share > 0:
                 self._train_for(run, share)
         finally:
             self._give_back(run)
