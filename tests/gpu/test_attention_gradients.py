@@ -26,8 +26,10 @@ def test_gradients_are_those_of_float64(length: int, score: float) -> None:
     found = torch.autograd.grad(attention(*given), given, d.bfloat16())
     weights = (exact[0] @ exact[1].mT / 8).softmax(-1)
     wanted = torch.autograd.grad(weights @ exact[2], exact, d.bfloat16().double())
-    # Of a query's first number the gradient is `score` times a sum that is 0: rounding, and nothing else.
-    assert (wanted[0][..., 0].abs() < 1e-9).all() or not score
+    # Of a query's first number the gradient is `score` times a sum that is 0: what is found is rounding,
+    # about three times as much as the other numbers together.
+    assert (wanted[0][..., 0].abs() < 1e-9).all()
+    assert found[0][..., 0].double().norm() < 10 * wanted[0].norm()
     for one, other in zip(
         (found[0][..., 1:], *found[1:]), (wanted[0][..., 1:], *wanted[1:]), strict=True
     ):

@@ -68,7 +68,7 @@ def error(value: torch.Tensor, truth: torch.Tensor) -> float:
 def check_errors(figure, draws: Iterable[dict[str, list[torch.Tensor]]], slack: float) -> None:
     """Fused against float64, statistics and gradients: at most twice as far off as eager. A few rows have
     nearly all of a gradient, so that either way may be lucky in one draw: errors are those of all draws
-    together (the root of their mean square)."""
+    together (the root of their mean square). A fault in one of many shows only if it is large."""
     squares = torch.tensor([
         [[error(value, truth.double()) ** 2
           for value, truth in zip(found[impl], found["exact"], strict=True)]
