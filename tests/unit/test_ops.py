@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -138,6 +139,34 @@ def test_coarse_gradients_are_multiplied_by_the_exact_factor() -> None:
         return torch.autograd.grad(factor * total, leaves)[0]
 
     assert torch.equal(by_hidden(1.003), (1.003 * by_hidden(1.0).double()).bfloat16())
+
+
+def test_one_block_is_in_memory_at_a_time(monkeypatch) -> None:
+    """When the next one begins, nobody holds the logits of the last or their gradient."""
+    vocab, held = 100, []
+    whole = chunked.TorchBlock.stats, chunked.TorchBlock.gradient
+
+    def stats(self, *arguments):
+        assert not any(tensor() is not None for tensor in held)
+        state = whole[0](self, *arguments)
+        held.append(weakref.ref(state))
+        return state
+
+    def gradient(self, *arguments):
+        found = whole[1](self, *arguments)
+        held.append(weakref.ref(found.d_logits))
+        return found
+
+    monkeypatch.setattr(chunked.TorchBlock, "stats", stats)
+    monkeypatch.setattr(chunked.TorchBlock, "gradient", gradient)
+    monkeypatch.setattr(chunked.TorchBlock, "gradient_elements", 7 * vocab)
+    monkeypatch.setattr(chunked.TorchBlock, "kept_elements", 0)
+    coefs = Mixed(Vocab(vocab, 3), k=0.1).coefs(torch.linspace(0.1, 0.9, 30, dtype=torch.float64))
+    hidden, weight, _, x, z = head_inputs(30, 8, vocab, 3, torch.float32)
+    rows = HeadRows(hidden.requires_grad_(), weight.requires_grad_(), None, x, z, coefs.log_c)
+    loss = row_losses(coefs, x, z, elbo_weight(coefs, x, z))
+    row_loss(rows, loss, mask_id=3, impl="chunked").backward()
+    assert len(held) == 10 and hidden.grad is not None
 
 
 def test_blocks_are_whole_tiles_and_few_where_the_vocabulary_is_large() -> None:

@@ -260,12 +260,17 @@ class _RowLoss(torch.autograd.Function):
         losses, *d = torch.zeros(5, len(rows.hidden), dtype=torch.float64, device=rows.x.device)
         out = RowLosses(losses, RowStats(*d))
         keep = _can_keep_logits(rows, head, math) and _is_smaller_than_weight(rows, head)
-        for part in _blocks(rows, head, math, for_gradient=gradient is not None):
+
+        def sweep(part: slice) -> None:
+            """Of what it holds, nothing is left when the next block begins, unless it is kept."""
             state = math.stats(rows, part, head, found)
             if gradient is not None:
                 loss(found.stats, part, out)
-                block = math.gradient(rows, part, state, found, out.d)
-                (gradient.keep if keep else gradient.add)(part, block)
+                take = gradient.keep if keep else gradient.add
+                take(part, math.gradient(rows, part, state, found, out.d))
+
+        for part in _blocks(rows, head, math, for_gradient=gradient is not None):
+            sweep(part)
         if gradient is None:
             loss(found.stats, slice(0, len(rows.hidden)), out)
         ctx.gradient = gradient
