@@ -136,10 +136,8 @@ def _doubt_kernel(
         before = tl.load(before_ptr + at * before_stride + feature, mask=inside, other=0.0)
         weight = tl.load(weight_ptr + z * weight_stride + feature, mask=inside, other=0.0)
         sequence, accept = at // length, tl.load(accept_ptr + at)
-        alpha, b = (
-            tl.load(alpha_ptr + sequence * alpha_stride),
-            tl.load(b_ptr + sequence * b_stride),
-        )
+        alpha = tl.load(alpha_ptr + sequence * alpha_stride)
+        b = tl.load(b_ptr + sequence * b_stride)
         bar = tl.log(b / alpha * (1 - accept) / accept).to(tl.float32) + slack
         move = now - before.to(tl.float32)
         logit = tl.sum(now * weight.to(tl.float32), 0)
